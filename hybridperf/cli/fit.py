@@ -88,11 +88,11 @@ def learning_curve_in(folder: Path, rows: "pd.DataFrame", device: "DeviceSpec") 
 
 def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str) -> None:
     from hybridperf.collectives.fit import fit_collectives
-    from hybridperf.collectives.logs.files import read_collectives
     from hybridperf.collectives.model import find_collectives
     from hybridperf.hardware import load_system
     from hybridperf.io import replacing_in
     from hybridperf.report import collective_plots, fits
+    from hybridperf.traces.collective_logs.files import read_collectives
 
     if device:
         both = "fit ops and collectives one after the other into one --folder"

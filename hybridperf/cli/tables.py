@@ -43,8 +43,8 @@ def collectives(
     note. With --find-slow instead: name hosts and pairs of hosts that are slower than the others.
     """
     from hybridperf.collectives.fit import collectives_by_name
-    from hybridperf.collectives.logs.files import read_collectives
     from hybridperf.io import write_table
+    from hybridperf.traces.collective_logs.files import read_collectives
 
     common.table_ready(out, rows)
     loaded = collectives_by_name(model) if model else None
@@ -69,8 +69,8 @@ def collectives(
 
 def _slow(frame: "pd.DataFrame", out: Path | None) -> int:
     """Say which hosts are slow; `out`: every set of hosts with its slow-down."""
-    from hybridperf.collectives.slow_hosts import find_slow
     from hybridperf.io import write_table
+    from hybridperf.traces.slow_hosts import find_slow
 
     found = find_slow(frame)
     common.result(sets=found.sets, hosts=found.hosts)

@@ -22,13 +22,7 @@ from hybridperf.collectives import versions, widths
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.measured import MeasuredSizes
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
-from hybridperf.collectives.rows import (
-    CollectiveRows,
-    checked,
-    collective_rows,
-    implementations,
-    usual_versions,
-)
+from hybridperf.collectives.rows import CollectiveRows, checked, collective_rows, implementations
 from hybridperf.collectives.traffic import link_of
 from hybridperf.hardware import SystemSpec, load_device, load_system
 from hybridperf.io import InputError, positive_column, require_columns, write_json, write_table
@@ -47,6 +41,8 @@ _SAME_SHARE = 1e-3  # shares of a network whose logs differ by less are one
 # that a system's own rows are pulled to where they are few; the prior's worst-off system needed
 # 8.9, and six systems left out had 97 % in their intervals with that, 91 % with this
 _MOST_DEVIATIONS = 3.0
+_SHARED = "pcie"  # the link of which no datasheet tells what it carries
+_OF_BANDWIDTH = ("intra_efficiency", "inter_efficiency", "rank_decay")
 _LEAST_TRAINING_ROWS = 100  # the prior learns knobs alone of systems with fewer rows
 
 
@@ -141,18 +137,25 @@ def fit_collectives(
         own_hyper_rows=_OWN_HYPER_ROWS, keep_rows=keep_rows,
     )  # fmt: skip
     about["rows"] = len(usable)
-    model = CollectiveModel(spec, adapted, about, MeasuredSizes.of(seen), usual_versions(seen), met)
+    model = CollectiveModel(
+        spec, adapted, about, MeasuredSizes.of(seen), seen.usual_versions(), met
+    )
     report = CollectiveReport(len(usable), dropped, _held_out(model, usable), measured)
     return dataclasses.replace(model, provenance={**about, "fit": report.summary()}), report
 
 
 def train_prior(systems: Mapping[str, pd.DataFrame], seed: int = 0) -> FamilyPrior:
     """The prior over systems, from the measured rows of each by name."""
-    parts = {name: priced_rows(frame, load_system(name)) for name, frame in systems.items()}
-    kinds = {name: kind for name in parts if (kind := _kind(load_system(name)))}
+    specs = {name: load_system(name) for name in systems}
+    parts = {name: priced_rows(systems[name], spec) for name, spec in specs.items()}
+    kinds = {
+        name: f"{joined} {spec.share_bytes_per_s:.3g}"
+        for name, spec in specs.items()
+        if (joined := _architecture_and_link(spec))
+    }
     prior = train_family(parts, seed, architectures=kinds, least_rows=_LEAST_TRAINING_ROWS)
     prior = dataclasses.replace(prior, quantile=min(prior.quantile, _MOST_DEVIATIONS))
-    return widths.with_widths(prior, widths.by_link(prior, parts))
+    return dataclasses.replace(prior, log_widths=widths.by_link(prior, parts))
 
 
 def with_reference_width(prior: FamilyPrior, few: Mapping[str, pd.DataFrame]) -> FamilyPrior:
@@ -170,7 +173,8 @@ def with_reference_width(prior: FamilyPrior, few: Mapping[str, pd.DataFrame]) ->
             model = fit_collectives(None, system, Prior({FAMILY: prior}, {}))[0]
             said = model.predict(usable_rows(frame, system)[0])["predicted_s"].to_numpy()
             errors.append(np.abs(np.log(said / time_s))[met])
-    return widths.with_widths(prior, prior.log_widths, widths.held(errors)) if errors else prior
+    width = widths.held(errors) if errors else prior.reference_log_width
+    return dataclasses.replace(prior, reference_log_width=width)
 
 
 def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows, np.ndarray]:
@@ -182,22 +186,20 @@ def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows
 def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, dict[str, int]]:
     """(rows of `system` to fit on, how many others by reason); `InputError` for a damaged row."""
     require_columns(frame, ["collective", "bytes", "n_gpus", "time_s"], "fitting collectives")
-    dropped = {}
+    dropped: dict[str, int] = {}
     if "system" in frame and system.id != "here":
         others = (frame["system"].notna() & (frame["system"].astype(str) != system.id)).to_numpy()
-        if others.any():
-            dropped["other systems"] = int(others.sum())
+        dropped = {"other systems": int(others.sum())} if others.any() else {}
         frame = frame[~others]
         if frame.empty:
             raise InputError(
-                f"no row of {system.id} ({dropped['other systems']} of other systems); check"
-                " --system against the table"
+                f"no row of {system.id} ({others.sum()} of other systems); check --system against"
+                " the table"
             )
     good, problem, _ = checked(frame)
-    if len(good) < len(frame):
-        at = int(np.flatnonzero(problem != "")[0])
-        count = int((problem != "").sum())
-        raise InputError(f"row {int(frame.index[at]) + 1}: {problem[at]} ({count} such rows)")
+    if len(bad := np.flatnonzero(problem != "")):
+        row = int(frame.index[bad[0]]) + 1
+        raise InputError(f"row {row}: {problem[bad[0]]} ({len(bad)} such rows)")
     positive_column(good, "time_s", "fitting collectives")
     return good, dropped
 
@@ -213,7 +215,7 @@ def references_of(system: SystemSpec, names: Iterable[str]) -> list[str]:
     measured boxes carry 0.55 to 0.75 of the line rate among four accelerators; a fifth, of L40S,
     carries 0.6 among two, 0.16 among four and 0.05 among eight.
     """
-    if link_of(system) == "pcie":
+    if link_of(system) == _SHARED:
         return []
     joined = _architecture_and_link(system)
     apart = {}
@@ -233,7 +235,7 @@ def _tuned(prior: FamilyPrior, references: Iterable[str]) -> FamilyPrior:
         known = None if find_collectives(name) is None else load_collectives(name).adapted
         if (
             known is not None and known.params is not None
-            and link_of(load_system(name)) != "pcie"
+            and link_of(load_system(name)) != _SHARED
             and known.prior.population.devices == prior.population.devices
         ):  # fmt: skip
             sizes, standard = prior.sizes.joined(known.prior.sizes), known.prior.standard
@@ -243,19 +245,13 @@ def _tuned(prior: FamilyPrior, references: Iterable[str]) -> FamilyPrior:
 
 def _learned_on(system: SystemSpec, names: Iterable[str]) -> SystemSpec:
     """An unmeasured system at the rates at which corrections of its references were learned."""
-    references = [load_system(name) for name in references_of(system, names)]
     rates: dict[str, float] = {"latency_s": _PRIOR_LATENCY_S}
-    if references:
-        first = references[0]
+    for name in references_of(system, names)[:1]:
+        first = load_system(name)
         rates["intra_bytes_per_s"] = first.intra_bytes_per_s
         rates["nic_bytes_per_s"] = first.nic_bytes_per_s
         rates["node_bytes_per_s"] = first.share_bytes_per_s * system.accelerators_per_node
     return system.model_copy(update=rates)
-
-
-def _kind(system: SystemSpec) -> str:
-    joined = _architecture_and_link(system)
-    return f"{joined} {system.share_bytes_per_s:.3g}" if joined else ""
 
 
 def _architecture_and_link(system: SystemSpec) -> str:
@@ -308,10 +304,6 @@ def collectives_by_name(name: str) -> CollectiveModel:
     return fit_collectives(None, system)[0]
 
 
-_CARRIED = ("intra_efficiency", "inter_efficiency", "rank_decay")
-_LINK = "pcie"
-
-
 def with_latencies(prior: FamilyPrior, system: SystemSpec) -> tuple[FamilyPrior, list[str]]:
     """(a prior whose measured box keeps its latencies alone, the names of such boxes: one or none).
 
@@ -319,14 +311,12 @@ def with_latencies(prior: FamilyPrior, system: SystemSpec) -> tuple[FamilyPrior,
     for a system on another link.
     """
     usual = prior.population
-    if link_of(system) != _LINK:
-        return prior, []
-    boxes = [at for at, name in enumerate(usual.devices) if link_of(load_system(name)) == _LINK]
-    if not boxes:
+    boxes = [at for at, name in enumerate(usual.devices) if link_of(load_system(name)) == _SHARED]
+    if link_of(system) != _SHARED or not boxes:
         return prior, []
     ways = [np.isfinite(usual.own[at, :, 0]).sum() for at in boxes]
     box, own = boxes[int(np.argmax(ways))], usual.own.copy()
-    carried = [ALPHA_BETA.knobs.index(name) for name in _CARRIED]
+    carried = [ALPHA_BETA.knobs.index(name) for name in _OF_BANDWIDTH]
     own[box][:, carried] = np.where(
         np.isfinite(own[box][:, carried]), usual.mean_of(usual.implementations)[:, carried], np.nan
     )

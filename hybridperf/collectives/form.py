@@ -26,9 +26,8 @@ Each algorithm is an alpha-beta form (Thakur et al., 2005); that NCCL takes the 
 constants are not used here: knobs are fitted.
 
 Axes: N rows, K knobs. `work` [N, 8] holds seconds inside nodes and across them at the datasheet's
-rates (zero where nothing goes that way), ranks per node, nodes, and the steps k, K, m, M; [N, 4]
-without steps means those of a tree and a ring. All knobs are logs (sharpness of
-p - 1, rank_decay of d + 0.3).
+rates (zero where nothing goes that way), ranks per node, nodes, and the steps k, K, m, M. All knobs
+are logs (sharpness of p - 1, rank_decay of d + 0.3).
 """
 
 from __future__ import annotations
@@ -104,20 +103,14 @@ class AlphaBeta:
         return ClosedFormValues(np.log(part.total), place)
 
 
-def seconds(theta: Array, work: Array, xp: ModuleType = np) -> Array:
-    """Seconds [N] at knobs theta [N, K] or [K] (logs); in JAX (`xp`) differentiable in both."""
-    return parts(theta, work, xp).total
-
-
 def parts(theta: Array, work: Array, xp: ModuleType = np) -> Parts:
-    """What `seconds` are made of; `carried`: all that the form knows of bytes."""
+    """Seconds [N] at knobs theta [N, K] or [K] (logs) and what they are made of, of which `carried`
+    is all that the form knows of bytes; in JAX (`xp`) differentiable in both.
+    """
     floor, hop, node_hop, ring, rendezvous, e_in, e_out, waste, decays, sharp = xp.moveaxis(
         xp.exp(theta), -1, 0
     )
-    inside_s, across_s, g, nodes, *steps = xp.moveaxis(work, -1, 0)
-    few, node_few, many, node_many = steps or (
-        xp.log2(g), xp.log2(nodes), (g - 1) * nodes, nodes - 1
-    )  # fmt: skip
+    inside_s, across_s, g, _, few, node_few, many, node_many = xp.moveaxis(work, -1, 0)
     decay = (xp.maximum(g, 2) / 2) ** (xp.minimum(decays, _MOST_DECAY) - NO_DECAY)
     x, y = inside_s / xp.minimum(e_in / decay, _WIRE), across_s / xp.minimum(e_out, _WIRE)
     longest = xp.maximum(xp.maximum(x, y), _TINY_S)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from hybridperf.collectives.rows import CollectiveRows
-from hybridperf.io.later import pd
 from hybridperf.learning.prior.family import SLACK_OCTAVES
-from hybridperf.learning.prior.implementation import unversioned
 
 # of ranks per node or nodes: doubling either leaves a fiftieth of what was learned
 _FADING_OCTAVES = 0.5
@@ -30,22 +28,24 @@ class MeasuredSizes:
     @staticmethod
     def of(rows: CollectiveRows) -> tuple[MeasuredSizes, ...]:
         """All there are among some rows."""
-        frame = pd.DataFrame({
-            "group": list(map(unversioned, rows.implementation)),
-            "g": rows.ranks_per_node.astype(int), "nodes": rows.nodes.astype(int),
-            "bytes": rows.bytes,
-        })  # fmt: skip
+        sizes: dict[tuple[str, int, int], list[float]] = {}
+        for place, size in zip(_places(rows), rows.bytes, strict=True):
+            sizes.setdefault(place, []).append(float(size))
         return tuple(
-            MeasuredSizes(str(group), int(g), int(nodes), float(sizes.min()), float(sizes.max()))
-            for (group, g, nodes), sizes in frame.groupby(["group", "g", "nodes"])["bytes"]
+            MeasuredSizes(group, int(g), int(nodes), min(of), max(of))
+            for (group, g, nodes), of in sorted(sizes.items())
         )
+
+
+def _places(rows: CollectiveRows) -> Iterable[tuple[str, int, int]]:
+    """Group, ranks per node and nodes of each row."""
+    return zip(rows.group, rows.ranks_per_node.astype(int), rows.nodes.astype(int), strict=True)
 
 
 def nearness(measured: Sequence[MeasuredSizes], kinds: CollectiveRows) -> np.ndarray:
     """1 where a kind's collective, library, link and placement were measured, 0 far from it [C]."""
     octaves = []
-    for slot, g, nodes in zip(kinds.implementation, kinds.ranks_per_node, kinds.nodes, strict=True):
-        group = unversioned(slot)
+    for group, g, nodes in _places(kinds):
         apart = (
             np.hypot(np.log2(g / one.ranks_per_node), np.log2(nodes / one.nodes))
             for one in measured
@@ -63,7 +63,5 @@ def limits_of(
         (one.group, one.ranks_per_node, one.nodes): (one.least_bytes, one.most_bytes)
         for one in measured
     }
-    places = zip(kinds.implementation, kinds.ranks_per_node, kinds.nodes, strict=True)
-    known = [(unversioned(slot), int(g), int(nodes)) for slot, g, nodes in places]
-    low, high = np.array([sizes.get(one, (np.inf, 0.0)) for one in known]).T
+    low, high = np.array([sizes.get(place, (np.inf, 0.0)) for place in _places(kinds)]).T
     return low / _SLACK, high * _SLACK

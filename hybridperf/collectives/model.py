@@ -19,56 +19,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridperf.collectives import form, network, widths
+from hybridperf import io
+from hybridperf.collectives import form, network, price, traffic, widths
 from hybridperf.collectives.algorithms.told import not_told_apart
 from hybridperf.collectives.measured import MeasuredSizes, limits_of, nearness
-from hybridperf.collectives.price import (
-    BELIEF,
-    DATASHEET,
-    DATASHEET_THETA,
-    FIXED,
-    LOG2_BYTES,
-    NOTHING,
-    OTHER_LIBRARY,
-    OWN_ROWS,
-    PRIOR,
-    REFERENCES,
-    CollectiveTable,
-    Curves,
-    never_falling,
-    price,
-)
+from hybridperf.collectives.price import LOG2_BYTES, CollectiveTable, Curves
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
     CollectiveRows,
     checked,
     collective_rows,
-    has_knobs,
-    join_remarks,
+    joined,
+    text,
 )
-from hybridperf.collectives.traffic import (
-    Links,
-    bus_bytes_per_s,
-    by_host,
-    link_of,
-    nodes_of,
-    pair_traffic,
-    shares,
-)
+from hybridperf.collectives.traffic import Links
 from hybridperf.collectives.versions import Versions, taken_for_known, taken_for_usual
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
-from hybridperf.io import (
-    InputError,
-    hash_of,
-    installed_hardware,
-    read_arrays,
-    read_json,
-    replacing_in,
-    settled,
-    unknown,
-    write_arrays,
-    write_json,
-)
+from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
@@ -85,17 +52,21 @@ _OF_A_NODE = ("hop_s", "ring", "intra_efficiency", "rank_decay")  # knobs of a n
 _PLACE = ("collective", "n_gpus", "n_nodes")
 IMPLEMENTATION = ("lib", "lib_version", "variant", "dtype", "in_place")
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
+_IN_VAIN = " of variant is not told apart: taken for what the library chooses"
+_UNMET = "no such collective, library and link was measured: predicted from what others share"
+_DATASHEET_ALONE = "datasheet alone: this model has no measurements"
+_OUTSIDE = "outside the sizes, ranks and nodes that were measured"
 
 
 class Kinds(NamedTuple):
     """Kinds of collectives on a system: rows of one kind differ in bytes alone."""
 
     table: CollectiveTable  # [C] of one byte
-    least_bytes: np.ndarray  # [C] of what was measured of it
+    least_bytes: np.ndarray  # [C] of what was measured of it, not taken for another
     most_bytes: np.ndarray  # [C]
-    strange: np.ndarray  # bool [C] of another library, taken for the usual one
-    met: np.ndarray  # bool [C] its collective, library and link were measured
-    remarks: list[tuple[str, np.ndarray]]  # texts, and the kinds [C] that each is about
+    met: np.ndarray  # bool [C] its own collective, library and link were measured
+    bus_factor: np.ndarray  # [C]
+    remarks: np.ndarray  # object [C]
 
     def near(self, kind: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
         """Whether rows [N] of some kinds lie inside the sizes that were measured of them."""
@@ -157,24 +128,18 @@ class CollectiveModel:
             at, bytes_ = good.index.to_numpy(), good["bytes"].to_numpy(np.float64)
             kinds, kind = self.kinds(good)
             table, near = kinds.table.rows(kind).sized(bytes_), kinds.near(kind, bytes_)
-            priced = price(table, self.links())
-            half = NINE_OF_TEN * np.sqrt(priced.log_variance)
-            out["predicted_s"][at] = priced.seconds
-            out["low_s"][at] = priced.seconds * np.exp(-half)
-            out["high_s"][at] = priced.seconds * np.exp(half)
-            out["roofline_s"][at] = price(self.bare(table), self.links()).seconds
-            in_range[at] = near & ~kinds.strange[kind]
+            said, bare = (price.price(one, self.links()) for one in (table, self.bare(table)))
+            half = NINE_OF_TEN * np.sqrt(said.log_variance)
+            out["predicted_s"][at], out["roofline_s"][at] = said.seconds, bare.seconds
+            out["low_s"][at] = said.seconds * np.exp(-half)
+            out["high_s"][at] = said.seconds * np.exp(half)
+            out["bus_bytes_per_s"][at] = bytes_ / said.seconds * kinds.bus_factor[kind]
+            in_range[at] = near
             too_many = table.ranks_per_node > self.system.accelerators_per_node
-            far = ~near & ~kinds.strange[kind] & kinds.met[kind]
-            noted = [(text, assumed[at] == text) for text in dict.fromkeys(assumed[at]) if text]
-            noted += [(text, where[kind]) for text, where in kinds.remarks]
-            outside = "outside the sizes, ranks and nodes that were measured"
-            note[at] = join_remarks([*noted, (outside, far), (self.crowded_remark, too_many)])
-            for name in good["collective"].unique():
-                here = at[(good["collective"] == name).to_numpy()]
-                sent, ranks = (good.loc[here, one].to_numpy() for one in ("bytes", "n_gpus"))
-                bus = bus_bytes_per_s(name, sent, ranks, out["predicted_s"][here])
-                out["bus_bytes_per_s"][here] = bus
+            note[at] = joined(
+                assumed[at], kinds.remarks[kind], np.where(~near & kinds.met[kind], _OUTSIDE, ""),
+                np.where(too_many, self.crowded_remark, ""),
+            )  # fmt: skip
         return frame.assign(**out, in_range=in_range, note=note)
 
     def kinds(self, good: pd.DataFrame) -> tuple[Kinds, np.ndarray]:
@@ -182,7 +147,14 @@ class CollectiveModel:
         named = [name for name in (*_PLACE, *IMPLEMENTATION) if name in good]
         kind = good.groupby(named, dropna=False, sort=False).ngroup().to_numpy()
         given = good.iloc[np.unique(kind, return_index=True)[1]].assign(bytes=1.0)
-        known, strange = self._as_usual(self._with_library(given))
+        known, strange = given, np.zeros(len(given), bool)
+        if self.library != DEFAULT_IMPLEMENTATION:
+            known = known.assign(lib=text(known, "lib", self.library))
+        known = taken_for_known(known, self.known_versions)
+        if self.adapted is not None:
+            own, others = self.adapted.knobs, self.adapted.prior.population
+            slots = (*own.implementations, *others.implementations)
+            known, strange = taken_for_usual(known, slots, self.library)
         rows = collective_rows(known, self.system, self.versions)
         table = self._table(known, rows, strange)
         inside = (rows.nodes > 1) & (rows.ranks_per_node > 1)
@@ -193,62 +165,38 @@ class CollectiveModel:
             of_node = collective_rows(part, self.system, self.versions)
             table = dataclasses.replace(table, least=self._table(part, of_node, strange))
         low, high = limits_of(self.measured, rows)
-        if self.adapted is None:
-            every = np.ones(len(rows), bool)
-            remarks = [("datasheet alone: this model has no measurements", every)]
-            return Kinds(table, low, high, strange, ~every, remarks), kind
-        met = has_knobs(rows, self.adapted.knobs.implementations)
-        remarks = self._remarks(given, rows, met)
-        taken = f"no such collective of its library was measured: taken for {self.library}"
-        remarks.append((taken, strange))
-        return Kinds(table, low, high, strange, met & bool(self.adapted.rows), remarks), kind
-
-    def correction_weight(self, rows: CollectiveRows) -> np.ndarray:
-        """How much of the learned correction each row takes [N].
-
-        1 where its collective, library, link and placement were measured, 0 far from it. Without
-        any measurement the prior counts for all but what goes over a network: there the closed form
-        alone was nearer for each of four networks left out.
-        """
-        if self.adapted is None:
-            return np.ones(len(rows))
-        if not self.adapted.rows:
-            return np.where(rows.nodes > 1, 0.0, 1.0)
-        return nearness(self.measured, rows)
-
-    def _as_usual(self, good: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
-        """(rows, which of them are of a library that is taken for the usual one [N])."""
-        if self.adapted is None:
-            return good, np.zeros(len(good), bool)
-        slots = (
-            *self.adapted.knobs.implementations,
-            *self.adapted.prior.population.implementations,
-        )
-        return taken_for_usual(good, slots, self.library)
+        factor = np.array(list(map(traffic.bus_factor, known["collective"], known["n_gpus"])))
+        met, remarks = np.zeros(len(rows), bool), np.full(len(rows), _DATASHEET_ALONE, object)
+        if self.adapted is not None:
+            met = rows.among(self.adapted.knobs.implementations)
+            remarks = self._remarks(given, rows, met, strange)
+            met = met & ~strange & bool(self.adapted.rows)
+        return Kinds(table, np.where(strange, np.inf, low), high, met, factor, remarks), kind
 
     @functools.cached_property
     def _inside_alone(self) -> list[str]:
         """Collectives that were measured inside a node alone, and are composed of such a part."""
-        measured: dict[str, set[bool]] = {}
-        for one in self.measured:
-            kind = CollectiveImplementation.parse(one.group).collective
-            measured.setdefault(kind, set()).add(one.nodes > 1)
-        return [name for name in _COMPOSED if measured.get(name) == {False}]
+        met = {
+            (CollectiveImplementation.parse(one.group).collective, one.nodes > 1)
+            for one in self.measured
+        }
+        return [name for name in _COMPOSED if (name, False) in met and (name, True) not in met]
 
     def _table(
         self, known: pd.DataFrame, rows: CollectiveRows, strange: np.ndarray
     ) -> CollectiveTable:
         """Kinds [C] as arrays, of one byte; those of `strange` ones are of another library."""
         g, nodes = rows.ranks_per_node, rows.nodes
-        inside, across, talking = shares(known["collective"].to_numpy(object), g, nodes)
-        theta, curves = np.tile(DATASHEET_THETA, (len(rows), 1)), None
-        source = np.full(len(rows), DATASHEET, np.int32)
+        inside, across, talking, _ = traffic.sent(known["collective"].to_numpy(object), g, nodes)
+        theta, curves = np.tile(price.DATASHEET_THETA, (len(rows), 1)), None
+        source = np.full(len(rows), price.DATASHEET)
         if self.adapted is not None:
             theta, curves = self._theta(rows), self._curves(known, rows, strange)
             over = (nodes > 1) & (not self.network_measured)
-            source = np.where(over, BELIEF, np.where(curves.source, curves.source, PRIOR))
+            source = np.where(curves.source, curves.source, price.PRIOR)
+            source = np.where(over, price.BELIEF, source)
         return CollectiveTable(
-            inside, across, talking, by_host(self.system, g), g, nodes, rows.steps, theta,
+            inside, across, talking, traffic.by_host(self.system, g), g, nodes, rows.steps, theta,
             source.astype(np.int32), curves,
         )  # fmt: skip
 
@@ -270,75 +218,47 @@ class CollectiveModel:
             one.reshape(-1, sizes)
             for one in (said.log_s, said.closed_log_s, said.high_log_s - said.log_s)
         )
-        share = self.correction_weight(rows)[:, None]
+        # Without any measurement the prior counts for all but what goes over a network: there the
+        # closed form alone was nearer for each of four networks left out.
+        alone = np.where(rows.nodes > 1, 0.0, 1.0)
+        share = (nearness(self.measured, rows) if adapted.rows else alone)[:, None]
         if not adapted.rows or (share < 1).any():
             without = widths.unmeasured(prior, rows)[:, None]
             # without rows: wider by the same where sizes lie beyond what the prior has seen
             none = without * half / prior.log_width
             half = share * half + (1 - share) * np.maximum(half, without) if adapted.rows else none
         wide = np.where(strange, widths.of_links(prior, rows), 0.0)[:, None]
-        rising = np.stack([never_falling(one) for one in closed + share * (log_s - closed)])
-        measured = {one.group for one in self.measured}
-        own = np.array([unversioned(slot) in measured for slot in rows.implementation])
-        others = REFERENCES if prior.population.references else PRIOR
-        source = np.where(own, OWN_ROWS, np.where(share[:, 0] > 0, others, NOTHING))
-        source = np.where(strange, OTHER_LIBRARY, source).astype(np.int32)
+        rising = [price.never_falling(one) for one in closed + share * (log_s - closed)]
+        own = rows.among(one.group for one in self.measured)
+        others = price.REFERENCES if prior.population.references else price.PRIOR
+        source = np.where(share[:, 0] > 0, others, price.NOTHING)
+        source = np.where(strange, price.OTHER_LIBRARY, np.where(own, price.OWN_ROWS, source))
         return Curves(
-            np.ones(len(rows)), every.astype(np.int32), self._usual_theta(rows), source, rising,
-            np.maximum(half, wide), Links.of(self.learned_on or self.system),
+            np.ones(len(rows)), every.astype(np.int32), self._usual_theta(rows),
+            source.astype(np.int32), np.stack(rising), np.maximum(half, wide),
+            Links.of(self.learned_on or self.system),
         )  # fmt: skip
 
     def _remarks(
-        self, given: pd.DataFrame, rows: CollectiveRows, met: np.ndarray
-    ) -> list[tuple[str, np.ndarray]]:
-        """Texts, and the kinds [C] that each is about."""
+        self, given: pd.DataFrame, rows: CollectiveRows, met: np.ndarray, strange: np.ndarray
+    ) -> np.ndarray:
+        """What to note of kinds, object [C]."""
         assert self.adapted is not None
-        absent = pd.Series(np.nan, given.index)
-        no_lib = given.get("lib", absent).isna().to_numpy()
-        no_version = given.get("lib_version", absent).isna().to_numpy()
-        usual = [self.versions.get(unversioned(slot), "") for slot in rows.implementation]
-        version = np.array(usual, object)
+        version = text(given, "lib_version")
+        usual = np.array([self.versions.get(group, "") for group in rows.group], object)
+        other = (version != "") & (version != rows.version) & bool(self.known_versions)
+        in_vain = not_told_apart(text(given, "variant"), rows.nodes)
         nothing = np.full(len(rows), not self.adapted.rows)
-        unmet = (
-            "no such collective, library and link was measured: predicted from what others share"
-        )
-        return [
-            (f"prior alone: no collective of {self.system.id} was measured", nothing),
-            (f"no lib given: taken for {self.library}", no_lib),
-            *(
-                (f"no lib_version given: taken for {one}", no_version & (version == one))
-                for one in dict.fromkeys(version[no_version])
-                if one
-            ),
-            *(
-                (f"lib_version {one} was not measured: taken for {other}", where)
-                for (one, other), where in self._taken_for(given, rows).items()
-            ),
-            *(
-                (f"{word} of variant is not told apart: taken for what the library chooses", told)
-                for word, told in self._passed_over(given, rows).items()
-            ),
-            (unmet, ~met),
+        remarks = [
+            (nothing, f"prior alone: no collective of {self.system.id} was measured"),
+            (text(given, "lib") == "", f"no lib given: taken for {self.library}"),
+            ((version == "") & (usual != ""), "no lib_version given: taken for " + usual),
+            (other, "lib_version " + version + " was not measured: taken for " + rows.version),
+            (in_vain != "", in_vain + _IN_VAIN),
+            (~met, _UNMET),
+            (strange, f"no such collective of its library was measured: taken for {self.library}"),
         ]
-
-    def _taken_for(
-        self, given: pd.DataFrame, rows: CollectiveRows
-    ) -> dict[tuple[str, str], np.ndarray]:
-        """(version of a row, the one it was taken for) -> such rows [N]."""
-        if "lib_version" not in given or not self.known_versions:
-            return {}
-        said = given["lib_version"].fillna("").astype(str).to_numpy()
-        used = np.array([slot.partition("#")[2] for slot in rows.implementation], object)
-        other = (said != "") & (used != said)
-        pairs = sorted(set(zip(said[other], used[other], strict=True)))
-        return {(one, two): (said == one) & (used == two) for one, two in pairs}
-
-    def _passed_over(self, given: pd.DataFrame, rows: CollectiveRows) -> dict[str, np.ndarray]:
-        """Algorithm or protocol that a variant names in vain -> such rows [N]."""
-        if "variant" not in given:
-            return {}
-        words = not_told_apart(given["variant"].fillna("").to_numpy(), rows.nodes)
-        return {word: words == word for word in sorted(set(words) - {""})}
+        return joined(*(np.where(at, said, "") for at, said in remarks))
 
     @property
     def crowded_remark(self) -> str:
@@ -355,13 +275,6 @@ class CollectiveModel:
         measured = {CollectiveImplementation.parse(one.group).library for one in self.measured}
         return measured.pop() if len(measured) == 1 else DEFAULT_IMPLEMENTATION
 
-    def _with_library(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """With the library of rows that name none, and of its versions those that are known."""
-        if self.library != DEFAULT_IMPLEMENTATION:
-            lib = frame["lib"].fillna(self.library) if "lib" in frame else self.library
-            frame = frame.assign(lib=lib)
-        return taken_for_known(frame, self.known_versions)
-
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
         """Rows of a table for `price`; `InputError` for one that cannot be priced."""
         return self.priced(frame)[0]
@@ -374,28 +287,25 @@ class CollectiveModel:
         `pairs`: of all-to-alls with unequal sizes, by row, what each rank sends to each [n, n].
         """
         good, problem, _ = checked(frame)
-        if len(good) < len(frame):
-            at = int(np.flatnonzero(problem != "")[0])
-            raise InputError(f"row {at + 1}: {problem[at]}")
+        if len(bad := np.flatnonzero(problem != "")):
+            raise InputError(f"row {bad[0] + 1}: {problem[bad[0]]}")
         bytes_ = good["bytes"].to_numpy(np.float64)
         kinds, kind = self.kinds(good)
         table = kinds.table.rows(kind).sized(bytes_).held()
         if pairs:
             rows = list(pairs)
-            ranks = {at: len(pairs[at]) // int(table.nodes[at]) for at in rows}
-            for at in rows:
-                nodes_of(len(pairs[at]), ranks[at])
-            inside, across, talking = np.array(
-                [pair_traffic(pairs[at], ranks[at]) for at in rows]
-            ).T
-            part = kinds.table.rows(kind[rows]).carrying(inside, across, talking, self.links())
+            sent = [
+                traffic.pair_traffic(pairs[at], len(pairs[at]) // int(table.nodes[at]))
+                for at in rows
+            ]
+            part = kinds.table.rows(kind[rows]).carrying(*np.transpose(sent), self.links())
             table = table.with_rows(rows, part.held())
-        return table, kinds.near(kind, bytes_) & ~kinds.strange[kind]
+        return table, kinds.near(kind, bytes_)
 
     def bare(self, table: CollectiveTable) -> CollectiveTable:
         """The same collectives by the datasheet's latency and rates alone."""
-        theta = np.broadcast_to(DATASHEET_THETA, np.shape(table.theta))
-        source = np.full(np.shape(table.source), DATASHEET, np.int32)
+        theta = np.broadcast_to(price.DATASHEET_THETA, np.shape(table.theta))
+        source = np.full(np.shape(table.source), price.DATASHEET, np.int32)
         return dataclasses.replace(table, theta=theta, source=source, learned=None, least=None)
 
     def on(self, system: SystemSpec) -> CollectiveModel:
@@ -415,12 +325,9 @@ class CollectiveModel:
         """The closed form's knobs of one of `groups`, averaged over versions (see `form.plain`)."""
         if self.adapted is None:
             raise InputError(f"this model of {self.system.id} is its datasheet and has no knobs")
-        mine = [
-            i
-            for i, slot in enumerate(self.adapted.knobs.implementations)
-            if unversioned(slot) == group
-        ]
-        if not mine:
+        slots = self.adapted.knobs.implementations
+        mine = np.array([unversioned(slot) == group for slot in slots])
+        if not mine.any():
             raise unknown("group of collectives", group, self.groups(), "`groups` lists them")
         return form.plain(self.adapted.knobs.theta[mine].mean(0))
 
@@ -436,17 +343,15 @@ class CollectiveModel:
     def fingerprint(self) -> str:
         """Short hash of system, knobs and weights."""
         adapted = self.adapted
-        learned = None if adapted is None else [adapted.document(), hash_of(adapted.arrays())]
+        learned = None if adapted is None else [adapted.document(), io.hash_of(adapted.arrays())]
         text = json.dumps([self.system.model_dump(), learned], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def _theta(self, rows: CollectiveRows) -> np.ndarray:
         """[N, K] on this system, seconds over its latency."""
-        found = self._usual_theta(rows)
-        across = np.flatnonzero(rows.nodes > 1)
-        if len(across) and not self.network_measured:
-            found[across] = self._over_nodes(rows.rows(across), found[across] + self._latency)
-            found[across] -= self._latency
+        found, across = self._usual_theta(rows), rows.nodes > 1
+        if across.any() and not self.network_measured:
+            found[across] = self._over_nodes(rows.rows(across), found[across])
         return found
 
     def _over_nodes(self, rows: CollectiveRows, theta: np.ndarray) -> np.ndarray:
@@ -454,20 +359,23 @@ class CollectiveModel:
         steps last, as they do inside it, but a step no less than what a ring or a tree over nodes
         costs.
         """
-        names, link = form.ALPHA_BETA.knobs, link_of(self.system)
+        link = traffic.link_of(self.system)
         slots = [str(name).replace("|network", f"|{link}") for name in rows.implementation]
         inside = dataclasses.replace(rows, implementation=np.array(slots, object))
-        of_node = [names.index(name) for name in _OF_A_NODE]
-        hop, ring, across = map(names.index, ("hop_s", "ring", "inter_efficiency"))
-        theta[:, of_node] = (self._usual_theta(inside) + self._latency)[:, of_node]
-        theta[:, hop] = np.maximum(theta[:, hop], np.log(network.RING_STEP_S) - theta[:, ring])
-        theta[:, across] = np.log(network.share(self.system, rows.nodes))
-        reduces = np.array([str(name).startswith("all_reduce|") for name in rows.implementation])
-        of_sums = network.all_reduce_share(self.system, rows.nodes[reduces])
-        theta[reduces, across] = np.log(of_sums)
-        node_hop = names.index("node_hop_s")
-        theta[reduces, node_hop] = np.maximum(theta[reduces, node_hop], np.log(network.TREE_STEP_S))
-        return theta
+        found, names = theta + self._latency, form.ALPHA_BETA.knobs
+        of_node = np.isin(names, _OF_A_NODE)
+        found[:, of_node] = (self._usual_theta(inside) + self._latency)[:, of_node]
+        hop, node_hop, ring, rate = (
+            found[:, names.index(name)]
+            for name in ("hop_s", "node_hop_s", "ring", "inter_efficiency")
+        )  # views
+        hop[:] = np.maximum(hop, np.log(network.RING_STEP_S) - ring)
+        sums = np.array([str(name).startswith("all_reduce|") for name in rows.implementation])
+        shares = (network.all_reduce_share, network.share)
+        of_sums, others = (share(self.system, rows.nodes) for share in shares)
+        rate[:] = np.log(np.where(sums, of_sums, others))
+        node_hop[sums] = np.maximum(node_hop[sums], np.log(network.TREE_STEP_S))
+        return found - self._latency
 
     def _usual_theta(self, rows: CollectiveRows) -> np.ndarray:
         """[N, K] as they were learned, seconds over the latency there."""
@@ -478,7 +386,7 @@ class CollectiveModel:
     @functools.cached_property
     def _latency(self) -> np.ndarray:
         """[K] log of the latency at which knobs were learned, for those that are seconds."""
-        return FIXED * np.log((self.learned_on or self.system).latency_s)
+        return price.FIXED * np.log((self.learned_on or self.system).latency_s)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `collectives.json` and, where anything was learned, `collectives.npz`."""
@@ -490,18 +398,18 @@ class CollectiveModel:
             "versions": dict(self.versions),
             "known_versions": {name: list(of) for name, of in self.known_versions.items()},
             "learned_on": None if self.learned_on is None else self.learned_on.model_dump(),
-            "weights_sha256": hash_of(arrays),
+            "weights_sha256": io.hash_of(arrays),
             "provenance": dict(self.provenance),
         }
-        with replacing_in(folder) as new:
+        with io.replacing_in(folder) as new:
             if arrays:
-                write_arrays(new / _WEIGHTS, arrays)
-            write_json(new / DOCUMENT, "collectives", SCHEMA_VERSION, document)
+                io.write_arrays(new / _WEIGHTS, arrays)
+            io.write_json(new / DOCUMENT, "collectives", SCHEMA_VERSION, document)
 
 
 def find_collectives(name: str | os.PathLike) -> Path | None:
     """The folder of a model of collectives, by path or by the name of a shipped system; or None."""
-    places, installed = [Path(name)], installed_hardware()
+    places, installed = [Path(name)], io.installed_hardware()
     if installed:
         with contextlib.suppress(InputError):
             places.append(installed / load_system(name).id)
@@ -523,30 +431,29 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
     """
     folder = find_collectives(name)
     if folder is None:
-        installed = installed_hardware()
+        installed = io.installed_hardware()
         paths = installed.glob(f"*/{DOCUMENT}") if installed else ()
         known = [*sorted(path.parent.name for path in paths), *names_people_use("systems")]
         remedy = "give a folder made by `hybridperf fit --system`, or a shipped name"
         raise unknown("model of collectives", str(name), known, remedy)
-    with settled(folder):
-        return _loaded(folder)
-
-
-def _loaded(folder: Path) -> CollectiveModel:
-    document = read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION, _UNCHECKED)
-    try:
-        adapted = None
-        if document["adapted"] is not None:
-            checked, expected = document["schema_version"] > _UNCHECKED, document["weights_sha256"]
-            arrays = read_arrays(folder / _WEIGHTS, str(expected), checked=checked)
-            adapted = Adapted.read(arrays, document["adapted"])
-        measured = tuple(MeasuredSizes(**one) for one in document["measured"])
-        there = document.get("learned_on")
-        return CollectiveModel(
-            SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured,
-            dict(document.get("versions", {})), dict(document.get("known_versions", {})),
-            None if there is None else SystemSpec(**there),
-        )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise InputError(f"{folder / DOCUMENT} is damaged ({why}); restore it") from error
+    with io.settled(folder):
+        document = io.read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION, _UNCHECKED)
+        try:
+            adapted = None
+            if document["adapted"] is not None:
+                checked, expected = (
+                    document["schema_version"] > _UNCHECKED,
+                    document["weights_sha256"],
+                )
+                arrays = io.read_arrays(folder / _WEIGHTS, str(expected), checked=checked)
+                adapted = Adapted.read(arrays, document["adapted"])
+            measured = tuple(MeasuredSizes(**one) for one in document["measured"])
+            there = document.get("learned_on")
+            return CollectiveModel(
+                SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured,
+                dict(document.get("versions", {})), dict(document.get("known_versions", {})),
+                None if there is None else SystemSpec(**there),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            raise InputError(f"{folder / DOCUMENT} is damaged ({why}); restore it") from error

@@ -51,6 +51,10 @@ class Stage(NamedTuple):
     log_variance: Array  # [N]; not a number where nothing is known of it
     source: Array  # int32 [N] of SOURCES
 
+    def stage(self, table: CollectiveTable, xp: ModuleType) -> Stage:
+        """As it was found: what was learned of collectives whose bytes do not vary."""
+        return self
+
 
 FIXED = np.array([name in form.FIXED for name in form.ALPHA_BETA.knobs], float)
 # [K] knobs that leave latency and rates of a datasheet: other seconds vanish, one algorithm is left
@@ -99,27 +103,6 @@ class Curves:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """What was learned of N collectives whose bytes do not vary."""
-
-    said: Stage
-
-    def rows(self, at: np.ndarray) -> Held:
-        return Held(Stage(*(leaf[at] for leaf in self.said)))
-
-    def stage(self, table: CollectiveTable, xp: ModuleType) -> Stage:
-        """As it was found."""
-        return self.said
-
-
-_OF_ROWS = (
-    "inside_bytes", "across_bytes", "talking", "by_host", "ranks_per_node", "nodes", "steps",
-    "theta", "source",
-)  # fmt: skip
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class CollectiveTable:
     """N collectives as arrays: all that their price depends on but the links."""
 
@@ -132,16 +115,16 @@ class CollectiveTable:
     steps: Array  # [N, 4] see `Collective.steps`
     theta: Array  # [N, K] logs of the form's knobs; seconds over the links' latency
     source: Array  # int32 [N] of SOURCES: what the knobs go by
-    learned: Curves | Held | None = None  # None: the closed form alone
+    learned: Curves | Stage | None = None  # None: the closed form alone
     least: CollectiveTable | None = None  # [N] what takes no longer, such as a node's own part
 
     def rows(self, at: np.ndarray) -> CollectiveTable:
         """Some of them."""
-        own = {name: getattr(self, name)[at] for name in _OF_ROWS}
-        return CollectiveTable(
-            **own, learned=self.learned and self.learned.rows(at),
-            least=self.least and self.least.rows(at),
-        )  # fmt: skip
+
+        def some(part: Curves | np.ndarray) -> Curves | np.ndarray:
+            return part.rows(at) if isinstance(part, Curves) else part[at]
+
+        return jax.tree.map(some, self, is_leaf=lambda part: isinstance(part, Curves))
 
     def with_rows(self, at: Sequence[int], part: CollectiveTable) -> CollectiveTable:
         """A table that is `held`, with those of another in place of some rows."""
@@ -156,6 +139,7 @@ class CollectiveTable:
 
     def sized(self, bytes_: Array) -> CollectiveTable:
         """Collectives of one byte (`CollectiveModel.kinds`) at so many bytes [N]."""
+        assert not isinstance(self.learned, Stage), "of fixed bytes"
         return dataclasses.replace(
             self, inside_bytes=self.inside_bytes * bytes_, across_bytes=self.across_bytes * bytes_,
             learned=self.learned and dataclasses.replace(self.learned, message=bytes_),
@@ -172,6 +156,7 @@ class CollectiveTable:
         sent = dataclasses.replace(
             self, inside_bytes=inside, across_bytes=across, talking=talking, least=None
         )
+        assert not isinstance(self.learned, Stage), "of fixed bytes"
         if self.learned is None:
             return sent
         of_a_byte = _parts(self, links, xp).carried
@@ -181,45 +166,42 @@ class CollectiveTable:
     def held(self) -> CollectiveTable:
         """For bytes that do not vary: what was learned is found once."""
         return dataclasses.replace(
-            self, learned=self.learned and Held(self.learned.stage(self, np)),
+            self, learned=self.learned and self.learned.stage(self, np),
             least=self.least and self.least.held(),
         )  # fmt: skip
 
 
-class PricedCollectives(NamedTuple):
+class Priced(NamedTuple):
     """N collectives, and how far to trust them."""
 
     seconds: Array  # [N]
     log_variance: Array  # [N]; not a number where nothing was learned
     stages: tuple[Stage, ...]  # as of `STAGES`
 
-
-def _closed_form(
-    table: CollectiveTable, links: Links, so_far: PricedCollectives, xp: ModuleType
-) -> Stage:
-    zero = xp.zeros(so_far.seconds.shape)
-    return Stage(zero, zero, table.source)
+    def silence(self, xp: ModuleType) -> Stage:
+        """What a stage says that does not apply."""
+        zero = xp.zeros(self.seconds.shape)
+        return Stage(zero, zero, xp.full(zero.shape, NOTHING))
 
 
-def _learned(
-    table: CollectiveTable, links: Links, so_far: PricedCollectives, xp: ModuleType
-) -> Stage:
+def _closed_form(table: CollectiveTable, links: Links, so_far: Priced, xp: ModuleType) -> Stage:
+    return so_far.silence(xp)._replace(source=table.source)
+
+
+def _learned(table: CollectiveTable, links: Links, so_far: Priced, xp: ModuleType) -> Stage:
     if table.learned is None:
-        zero = xp.zeros(so_far.seconds.shape)
-        return Stage(zero, zero + np.nan, xp.full(zero.shape, NOTHING))
+        silence = so_far.silence(xp)
+        return silence._replace(log_variance=silence.log_variance + np.nan)
     return table.learned.stage(table, xp)
 
 
-def _no_less(
-    table: CollectiveTable, links: Links, so_far: PricedCollectives, xp: ModuleType
-) -> Stage:
+def _no_less(table: CollectiveTable, links: Links, so_far: Priced, xp: ModuleType) -> Stage:
     if table.least is None:
-        zero = xp.zeros(so_far.seconds.shape)
-        return Stage(zero, zero, xp.full(zero.shape, NOTHING))
+        return so_far.silence(xp)
     least = price(table.least, links, xp)
-    longer = xp.log(xp.maximum(least.seconds / so_far.seconds, 1.0))
-    # the interval is as wide as from the larger low end to the larger high end
     apart = xp.log(least.seconds / so_far.seconds)
+    longer = xp.maximum(apart, 0.0)
+    # the interval is as wide as from the larger low end to the larger high end
     half, own = (NINE_OF_TEN * xp.sqrt(one.log_variance) for one in (least, so_far))
     width = xp.maximum(apart + half, own) - xp.maximum(apart - half, -own)
     more = (width / 2 / NINE_OF_TEN) ** 2 - so_far.log_variance
@@ -229,18 +211,17 @@ def _no_less(
 STAGES = {"closed form": _closed_form, "learned": _learned, "a node's own part": _no_less}
 
 
-def price(table: CollectiveTable, links: Links, xp: ModuleType = np) -> PricedCollectives:
+def price(table: CollectiveTable, links: Links, xp: ModuleType = np) -> Priced:
     """What N collectives take over some links, and by which stages; in JAX (`xp`) differentiable in
     every number of both.
     """
     seconds = _parts(table, links, xp).total
-    so_far = PricedCollectives(seconds, xp.zeros(seconds.shape), ())
+    so_far = Priced(seconds, xp.zeros(seconds.shape), ())
     for stage in STAGES.values():
-        one = stage(table, links, so_far, xp)
-        so_far = PricedCollectives(
-            so_far.seconds * xp.exp(one.log_factor), so_far.log_variance + one.log_variance,
-            (*so_far.stages, one),
-        )  # fmt: skip
+        found = stage(table, links, so_far, xp)
+        seconds = so_far.seconds * xp.exp(found.log_factor)
+        variance = so_far.log_variance + found.log_variance
+        so_far = Priced(seconds, variance, (*so_far.stages, found))
     return so_far
 
 

@@ -11,21 +11,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
 from hybridperf.collectives.algorithms.told import ALGORITHMS, told
 from hybridperf.collectives.form import ALPHA_BETA
-from hybridperf.collectives.traffic import (
-    Links,
-    by_host,
-    canonical_collective,
-    link_of,
-    shares,
-    steps,
-)
+from hybridperf.collectives.traffic import Links, by_host, canonical_collective, link_of, sent
 from hybridperf.hardware import SystemSpec
 from hybridperf.io import InputError, real_numbers, require_columns
 from hybridperf.io.later import pd
@@ -56,14 +49,11 @@ class CollectiveRows:
     steps: np.ndarray  # [N, 4] see `Collective.steps`
     implementation: np.ndarray  # object [N]
     inputs: Inputs  # [N, f]
-    sizes: tuple[str, ...] = _SIZES
+    sizes: ClassVar[tuple[str, ...]] = _SIZES
+    form: ClassVar[ClosedForm] = ALPHA_BETA
 
     def __len__(self) -> int:
         return len(self.implementation)
-
-    @property
-    def form(self) -> ClosedForm:
-        return ALPHA_BETA
 
     def work(self) -> np.ndarray:
         return np.column_stack([self.seconds, self.ranks_per_node, self.nodes, self.steps])
@@ -71,22 +61,38 @@ class CollectiveRows:
     def matrix(self) -> None:
         return None
 
+    @functools.cached_property
+    def group(self) -> np.ndarray:
+        """object [N] `implementation` without the version."""
+        return np.array(list(map(unversioned, self.implementation)), object)
+
+    @functools.cached_property
+    def version(self) -> np.ndarray:
+        """object [N] that of `implementation`."""
+        return np.array([slot.partition("#")[2] for slot in self.implementation], object)
+
+    def among(self, slots: Iterable[str]) -> np.ndarray:
+        """Whether each row's group is among `slots`, in any version [N]."""
+        met = set(map(unversioned, slots))
+        return np.array([group in met for group in self.group], bool)
+
+    def usual_versions(self) -> dict[str, str]:
+        """The library's version that most rows of a group name, by group, where they name one."""
+        counts = Counter(zip(self.group, self.version, strict=True))
+        usual = dict(sorted(counts, key=lambda kind: counts[kind]))
+        return {group: version for group, version in usual.items() if version}
+
     def rows(self, keep: np.ndarray) -> CollectiveRows:
-        return CollectiveRows(
-            self.seconds[keep], self.bytes[keep], self.ranks_per_node[keep], self.nodes[keep],
-            self.steps[keep], self.implementation[keep], self.inputs.rows(keep), self.sizes,
-        )  # fmt: skip
+        names = ("seconds", "bytes", "ranks_per_node", "nodes", "steps", "implementation")
+        own = {name: getattr(self, name)[keep] for name in names}
+        return dataclasses.replace(self, **own, inputs=self.inputs.rows(keep))
 
     def resized(self, bytes_: np.ndarray) -> CollectiveRows:
         """The same collectives with other bytes [N]."""
-        values = self.inputs.values.copy()
-        growth = bytes_ / self.bytes
-        grown = np.log2(growth)
-        for name in _OF_BYTES:
-            values[:, self.inputs.names.index(name)] += grown
+        growth = (bytes_ / self.bytes)[:, None]
+        values = self.inputs.values + np.log2(growth) * np.isin(self.inputs.names, _OF_BYTES)
         inputs = Inputs(self.inputs.names, values)
-        seconds = self.seconds * growth[:, None]
-        return dataclasses.replace(self, seconds=seconds, bytes=bytes_, inputs=inputs)
+        return dataclasses.replace(self, seconds=self.seconds * growth, bytes=bytes_, inputs=inputs)
 
 
 def collective_rows(
@@ -101,16 +107,19 @@ def collective_rows(
     columns = ("bytes", "n_gpus", "n_nodes")
     bytes_, ranks, nodes = (frame[column].to_numpy(np.float64) for column in columns)
     g = ranks / nodes
-    inside, across, talking = shares(names, g, nodes)
+    inside, across, talking, steps = sent(names, g, nodes)
+    # over nodes NCCL takes the algorithm that it is told to
+    lib, algorithm = text(frame, "lib", DEFAULT_IMPLEMENTATION), told(text(frame, "variant"))
+    told_to = (nodes > 1) & np.array([word.lower().startswith("nccl") for word in lib], bool)
+    for name, steps_of in ALGORITHMS.items():
+        at = told_to & (algorithm == name)
+        steps[at] = np.stack(2 * steps_of(g[at], nodes[at]), 1)
     links, way = Links.of(system), by_host(system, g)
     seconds = np.stack(links.seconds(bytes_ * inside, bytes_ * across, talking, way), -1)
-    rate = np.where(
-        way > 0, min(links.intra_bytes_per_s, links.host_link_bytes_per_s), links.intra_bytes_per_s
-    )
     link = np.where(nodes > 1, "network", link_of(system)).astype(object)
-    implementation, version = implementations(frame), _text(frame, "lib_version", "")
-    groups = map(CollectiveImplementation, names, implementation, link)
-    group = np.array([str(one) for one in groups], object)
+    implementation, version = implementations(frame), text(frame, "lib_version")
+    groups = map(str, map(CollectiveImplementation, names, implementation, link))
+    group = np.array(list(groups), object)
     if versions:
         usual = np.array([versions.get(one, "") for one in group], object)
         version = np.where(version == "", usual, version)
@@ -122,71 +131,40 @@ def collective_rows(
         "log2_bytes_per_rank": np.log2(bytes_ / ranks),
         "three_or_more": ranks > 2,
         "in_network_reduction": np.full(n, system.in_network_reduction) & (ranks > 2),
-        "log2_link_rate": np.log2(rate),
+        "log2_link_rate": np.log2(links.inside_rate(way)),
         "log2_network_rate": np.full(n, np.log2(network_share)),
     }
-    spelt = (word.lower() for word in _text(frame, "dtype", ""))
+    spelt = (word.lower() for word in text(frame, "dtype"))
     dtype = np.array([_DTYPES.get(word, word) for word in spelt], object)
     flags = {
         "collective": names, "implementation": implementation, "link": link, "version": version,
-        "dtype": dtype, "in_place": _text(frame, "in_place", "0"),
+        "dtype": dtype, "in_place": text(frame, "in_place", "0"),
     }  # fmt: skip
     for label, of_row in flags.items():
         values |= {f"{label}={word}": of_row == word for word in dict.fromkeys(of_row) if word}
     stacked = np.stack([np.asarray(value, np.float64) for value in values.values()], 1)
     slot = np.where(version == "", group, group + "#" + version)
-    return CollectiveRows(
-        seconds, bytes_, g, nodes, _steps(frame, names, g, nodes), slot,
-        Inputs(tuple(values), stacked),
-    )  # fmt: skip
-
-
-def _steps(
-    frame: pd.DataFrame, names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray
-) -> np.ndarray:
-    """[N, 4] steps as of `Collective.steps`; over nodes, of the algorithm that NCCL was told."""
-    out = steps(names, ranks_per_node, nodes)
-    lib = _text(frame, "lib", DEFAULT_IMPLEMENTATION)
-    nccl = np.array([word.lower().startswith("nccl") for word in lib], bool)
-    algorithms = np.where(nccl & (nodes > 1), told(_text(frame, "variant", "")), "")
-    for algorithm in set(algorithms) - {""}:
-        at = algorithms == algorithm
-        own = ALGORITHMS[algorithm](ranks_per_node[at], nodes[at])
-        out[at] = np.stack([*own, *own], 1)
-    return out
+    return CollectiveRows(seconds, bytes_, g, nodes, steps, slot, Inputs(tuple(values), stacked))
 
 
 def implementations(frame: pd.DataFrame) -> np.ndarray:
     """[N] the library of each row, or where it offers several kernels, which of them."""
-    lib, variant = _text(frame, "lib", DEFAULT_IMPLEMENTATION), _text(frame, "variant", "")
 
     @functools.cache
     def named(lib: str, variant: str) -> str:
         environment = lib.lower().startswith(_VARIANT_IS_ENVIRONMENT)
         return lib.lower().split()[0] if environment else (variant or lib).lower()
 
-    return np.array(list(map(named, lib, variant)), object)
+    lib = text(frame, "lib", DEFAULT_IMPLEMENTATION)
+    return np.array(list(map(named, lib, text(frame, "variant"))), object)
 
 
-def has_knobs(rows: CollectiveRows, slots: Sequence[str]) -> np.ndarray:
-    """Whether each row's group is among `slots`, in any version [N]."""
-    met = {unversioned(slot) for slot in slots}
-    return np.array([unversioned(slot) in met for slot in rows.implementation])
-
-
-def usual_versions(rows: CollectiveRows) -> dict[str, str]:
-    """The library's version that most rows of a group name, by group; none where most name none."""
-    counts = Counter(rows.implementation.astype(str))
-    by_count = sorted(counts.items(), key=lambda item: item[1])
-    usual = {unversioned(slot): slot.partition("#")[2] for slot, _ in by_count}
-    return {group: version for group, version in usual.items() if version}
-
-
-def _text(frame: pd.DataFrame, column: str, absent: str) -> np.ndarray:
+def text(frame: pd.DataFrame, column: str, absent: str = "") -> np.ndarray:
+    """object [N] words of a column, `absent` where there are none."""
     if column not in frame:
         return np.full(len(frame), absent, object)
-    words = frame[column].astype(object).where(frame[column].notna(), absent)
-    return words.astype(str).to_numpy(object)
+    words = frame[column].astype(object).where(frame[column].notna(), absent).astype(str)
+    return words.where(words != "", absent).to_numpy(object)
 
 
 def checked(
@@ -202,61 +180,59 @@ def checked(
     n = len(frame)
     problem, assumed = np.full(n, "", object), np.full(n, "", object)
 
-    def refuse(where: np.ndarray, text: str, *values: Any) -> None:
-        """Note `text`, with the rows' `values` filled in, for rows that have no problem yet."""
+    def refuse(where: np.ndarray, why: str, *values: Any) -> None:
+        """Note why, with the rows' `values` filled in, for rows that have no problem yet."""
         for at in np.flatnonzero(where & (problem == "")):
-            problem[at] = text.format(*(value[at] for value in values))
+            problem[at] = why.format(*(value[at] for value in values))
 
-    canonical: dict[object, str] = {}
-    for name in frame["collective"].unique():
-        try:
-            canonical[name] = canonical_collective(name)
-        except InputError as error:
-            missing = frame["collective"].isna() & pd.isna(name)
-            named = ((frame["collective"] == name) | missing).to_numpy()
-            refuse(named, "{}", [str(error)] * n)
+    spelling, spelt = pd.factorize(frame["collective"], use_na_sentinel=False)
+    known = np.array([*map(_named, spelt), ("", "")], object)  # the last for tables without rows
+    names, problem[:] = known[spelling].T
     bytes_, ranks = real_numbers(frame["bytes"]), real_numbers(frame["n_gpus"])
-    text = "expected bytes above zero, got {!r}; mend or drop the row"
-    refuse(~(np.isfinite(bytes_) & (bytes_ > 0)), text, frame["bytes"].tolist())
-    text = f"expected bytes from 1 to {LARGEST_BYTES:g}, got {{:g}}; mend or drop the row"
-    refuse((bytes_ < 1) | (bytes_ > LARGEST_BYTES), text, bytes_)
-    text = "expected n_gpus of 2 or more, a whole number, got {!r}; mend the row"
-    refuse(~(_whole(ranks) & (ranks >= 2)), text, frame["n_gpus"].tolist())
-    refuse(
-        ranks > MOST_RANKS, f"expected n_gpus up to {MOST_RANKS:g}, got {{:g}}; mend the row", ranks
-    )
+    why = "expected bytes above zero, got {!r}; mend or drop the row"
+    refuse(~(np.isfinite(bytes_) & (bytes_ > 0)), why, frame["bytes"].tolist())
+    why = f"expected bytes from 1 to {LARGEST_BYTES:g}, got {{:g}}; mend or drop the row"
+    refuse((bytes_ < 1) | (bytes_ > LARGEST_BYTES), why, bytes_)
+    why = "expected n_gpus of 2 or more, a whole number, got {!r}; mend the row"
+    refuse(~(_whole(ranks) & (ranks >= 2)), why, frame["n_gpus"].tolist())
+    why = f"expected n_gpus up to {MOST_RANKS:g}, got {{:g}}; mend the row"
+    refuse(ranks > MOST_RANKS, why, ranks)
     if "n_nodes" in frame:
         nodes = real_numbers(frame["n_nodes"])
     elif "gpus_per_node" in frame:
         nodes = ranks / real_numbers(frame["gpus_per_node"])
     else:
         nodes, assumed[:] = np.ones(n), "no n_nodes given: one node"
-    text = "expected n_nodes of 1 or more, a whole number; mend n_nodes or gpus_per_node"
-    refuse(~(_whole(nodes) & (nodes >= 1)), text)
+    why = "expected n_nodes of 1 or more, a whole number; mend n_nodes or gpus_per_node"
+    refuse(~(_whole(nodes) & (nodes >= 1)), why)
     with np.errstate(invalid="ignore"):
         uneven = ranks % np.where(nodes >= 1, nodes, 1) != 0
     refuse(uneven, "{:g} ranks do not divide into {:g} nodes; mend n_gpus or n_nodes", ranks, nodes)
     if "gpus_per_node" in frame:
         g = real_numbers(frame["gpus_per_node"])
-        text = "n_gpus is not n_nodes times gpus_per_node; mend one of them"
-        refuse(np.isfinite(g) & (g * nodes != ranks), text)
+        why = "n_gpus is not n_nodes times gpus_per_node; mend one of them"
+        refuse(np.isfinite(g) & (g * nodes != ranks), why)
     if system is not None and "system" in frame:
         others = frame["system"].notna() & (frame["system"].astype(str) != system.id)
         assumed[others.to_numpy()] = f"the row is of another system, predicted for {system.id}"
-    names = frame["collective"].map(canonical)
     good = frame.assign(collective=names, bytes=bytes_, n_gpus=ranks, n_nodes=nodes)
     return good[problem == ""], problem, assumed
 
 
-def join_remarks(remarks: Sequence[tuple[str, np.ndarray]]) -> np.ndarray:
-    """Texts [N] of those remarks whose mask [N] holds, joined by semicolons."""
-    bits = [mask.astype(np.int64) << at for at, (_, mask) in enumerate(remarks)]
-    combination = sum(bits, np.zeros(len(remarks[0][1]), np.int64))
-    found, of_row = np.unique(combination, return_inverse=True)
-    joined = [
-        "; ".join(text for at, (text, _) in enumerate(remarks) if one >> at & 1) for one in found
-    ]
-    return np.array(joined, object)[of_row]
+def joined(*columns: np.ndarray) -> np.ndarray:
+    """Texts [N] of some columns, of which some are empty, joined by semicolons."""
+    table = pd.DataFrame(dict(enumerate(columns)))
+    kind = table.groupby(list(table), sort=False).ngroup()
+    texts = ["; ".join(filter(None, row)) for row in table.drop_duplicates().to_numpy()]
+    return np.array(texts, object)[kind]
+
+
+def _named(spelling: str) -> tuple[str, str]:
+    """(our name of a collective, why there is none)."""
+    try:
+        return canonical_collective(spelling), ""
+    except InputError as error:
+        return "", str(error)
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

@@ -25,15 +25,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
-from hybridperf.hardware import SystemSpec
 from hybridperf.hardware.topology import Topology
 
+_Nodes = dict[int, tuple[int, ...]]  # places of GPUs by node
 _MOST_BY_SETS = 14  # GPUs of a ring that is found by dynamic programming: 8,192 sets
 
 
@@ -80,30 +81,24 @@ def share(topology: Topology, gpus: Sequence[int], others: Iterable[Sequence[int
     return Share(len(gpus), len(mine), slowest.bytes_per_s, slowest.through_host, network)
 
 
-def by_node(topology: Topology, gpus: Sequence[int]) -> dict[int, tuple[int, ...]]:
+def by_node(topology: Topology, gpus: Sequence[int]) -> _Nodes:
     """Places of GPUs in each of their nodes."""
-    found: dict[int, tuple[int, ...]] = {}
+    found: _Nodes = {}
     for gpu in sorted(gpus):
         node = topology.node_of(gpu)
         found[node] = (*found.get(node, ()), gpu % topology.gpus_per_node)
     return found
 
 
-def _streams(topology: Topology, nodes: dict[int, tuple[int, ...]]) -> dict[int, int]:
+def _streams(topology: Topology, nodes: _Nodes) -> Mapping[int, int]:
     """Streams through each leaf's uplinks of one set of GPUs."""
-    leaves: dict[int, int] = {}
-    for node in nodes:
-        leaf = topology.leaf_of(node)
-        leaves[leaf] = leaves.get(leaf, 0) + 1
+    leaves = Counter(map(topology.leaf_of, nodes))
     if topology.rails and len(set(nodes.values())) > 1:
         return leaves
     return dict.fromkeys(leaves, 1) if len(leaves) > 1 else {}
 
 
-def _network(
-    topology: Topology, mine: dict[int, tuple[int, ...]],
-    others: Sequence[dict[int, tuple[int, ...]]],
-) -> float:  # fmt: skip
+def _network(topology: Topology, mine: _Nodes, others: Sequence[_Nodes]) -> float:
     """Bytes/s of each node of a set, sharing uplinks with other sets."""
     rate, own = topology.system.node_bytes_per_s, _streams(topology, mine)
     those = [_streams(topology, one) for one in others if len(one) > 1]
@@ -134,22 +129,20 @@ def _best_ring(rates_kept: bytes, host_kept: bytes) -> Ring:
     if n == 2:
         return Ring(float(rates[0, 1]), bool(host[0, 1]))
     widest, cycle = widest_cycle(rates)
-    around = list(zip(cycle, np.roll(cycle, -1), strict=True))
     tree = widest_tree(rates)
     tree_host = any(host[i, j] for i, j in tree)
     tree_rate = (1 if tree_host else 2) * (n - 1) / n * min(rates[i, j] for i, j in tree)
-    if any(host[i, j] for i, j in around):  # all ways through the host are one
+    if host[cycle, np.roll(cycle, -1)].any():  # all ways through the host are one
         if tree_rate > widest:
             return Ring(float(tree_rate), tree_host)
         return Ring(float(widest), True)
     rate, own = 0.0, np.where(host, 0.0, rates)
     while widest > 0:
         rate += 2 * widest
-        for i, j in around:
-            own[i, j] -= widest
-            own[j, i] -= widest
+        after = np.roll(cycle, -1)
+        own[cycle, after] -= widest
+        own[after, cycle] -= widest
         widest, cycle = widest_cycle(own)
-        around = list(zip(cycle, np.roll(cycle, -1), strict=True))
     return Ring(float(max(rate, tree_rate)), False)
 
 
@@ -189,8 +182,14 @@ def widest_cycle(rates: np.ndarray) -> tuple[float, np.ndarray]:
 
 def _grown_cycle(rates: np.ndarray) -> tuple[float, np.ndarray]:
     """As `widest_cycle`, for many GPUs: the nearest next from each start, then swaps that help."""
-    n = len(rates)
-    found = max((_from(rates, start) for start in range(n)), key=lambda one: _width(rates, one))
+    n, starts = len(rates), []
+    for start in range(n):
+        path, left = [start], set(range(n)) - {start}
+        while left:
+            path.append(max(left, key=rates[path[-1]].__getitem__))
+            left.remove(path[-1])
+        starts.append(np.array(path))
+    found = max(starts, key=lambda one: _width(rates, one))
     better = True
     while better:
         better = False
@@ -200,14 +199,6 @@ def _grown_cycle(rates: np.ndarray) -> tuple[float, np.ndarray]:
                 if _width(rates, turned) > _width(rates, found):
                     found, better = turned, True
     return _width(rates, found), found
-
-
-def _from(rates: np.ndarray, start: int) -> np.ndarray:
-    path, left = [start], set(range(len(rates))) - {start}
-    while left:
-        path.append(max(left, key=lambda one: rates[path[-1], one]))
-        left.remove(path[-1])
-    return np.array(path)
 
 
 def _width(rates: np.ndarray, cycle: np.ndarray) -> float:
@@ -226,24 +217,6 @@ def widest_tree(rates: np.ndarray) -> list[tuple[int, int]]:
     return found
 
 
-def share_system(topology: Topology, found: Share) -> SystemSpec:
-    """The system whose every rank has such links."""
-    system = topology.system
-    link = f"PCIe, through the host of {system.id}" if found.through_host else system.intra_link
-    return system.model_copy(
-        update={
-            "intra_bytes_per_s": min(found.inside_bytes_per_s, 1e24), "intra_link": link,
-            "node_bytes_per_s": found.node_bytes_per_s,
-            "nic_bytes_per_s": min(system.nic_bytes_per_s, found.node_bytes_per_s),
-        }
-    )  # fmt: skip
-
-
-@functools.lru_cache(1_000)
-def _measured(name: str) -> CollectiveModel | None:
-    return load_collectives(name) if find_collectives(name) else None
-
-
 def share_model(topology: Topology, found: Share) -> CollectiveModel:
     """Collectives of a set of GPUs with such links.
 
@@ -251,13 +224,20 @@ def share_model(topology: Topology, found: Share) -> CollectiveModel:
     closed form; where links differ, a calibration of whole nodes says nothing of a part, and the
     prior does.
     """
-    system = share_system(topology, found)
-    measured = _measured(system.id) if topology.switched else None
-    if measured is None:
-        return _prior(system.model_dump_json())
-    return measured if system == topology.system else measured.on(system)
+    of_all = topology.system
+    link = f"PCIe, through the host of {of_all.id}" if found.through_host else of_all.intra_link
+    system = of_all.model_copy(
+        update={
+            "intra_bytes_per_s": min(found.inside_bytes_per_s, 1e24), "intra_link": link,
+            "node_bytes_per_s": found.node_bytes_per_s,
+            "nic_bytes_per_s": min(of_all.nic_bytes_per_s, found.node_bytes_per_s),
+        }
+    )  # fmt: skip
+    if not topology.switched or find_collectives(system.id) is None:
+        return _prior(None, system)[0]
+    measured = _measured(system.id)
+    return measured if system == of_all else measured.on(system)
 
 
-@functools.lru_cache(1_000)
-def _prior(system: str) -> CollectiveModel:
-    return fit_collectives(None, SystemSpec.model_validate_json(system))[0]
+_measured = functools.lru_cache(1_000)(load_collectives)
+_prior = functools.lru_cache(1_000)(fit_collectives)

@@ -43,14 +43,9 @@ def of_a_byte(
     """
     for word in words:
         if word not in IMPLEMENTATION:
-            raise unknown(
-                "column",
-                word,
-                IMPLEMENTATION,
-                f"collectives are told by {', '.join(IMPLEMENTATION)}",
-            )
-    given = {name: word for name, word in words.items() if word != ""}
-    row = {"collective": collective, "bytes": 1.0, "n_gpus": n_gpus, "n_nodes": n_nodes, **given}
+            told_by = f"collectives are told by {', '.join(IMPLEMENTATION)}"
+            raise unknown("column", word, IMPLEMENTATION, told_by)
+    row = {"collective": collective, "bytes": 1.0, "n_gpus": n_gpus, "n_nodes": n_nodes, **words}
     good, problem, _ = checked(pd.DataFrame([row]))
     if problem[0]:
         raise InputError(str(problem[0]))

@@ -24,11 +24,8 @@ from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array
 
 _KIND_BY_WORD = {  # the first word found in a system's `intra_link` decides
-    "bridge": "nvlink_bridge",
-    "nvlink": "nvlink",
-    "pcie": "pcie",
-    "shared memory": "shared_memory",
-}
+    "bridge": "nvlink_bridge", "nvlink": "nvlink", "pcie": "pcie", "shared memory": "shared_memory",
+}  # fmt: skip
 _BRIDGED = 2  # accelerators that an NVLink bridge joins
 
 
@@ -42,22 +39,23 @@ def canonical_collective(name: str) -> str:
     return found
 
 
-def shares(
+def sent(
     names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(share of bytes through a rank's link, through a node's network, ranks that share it) [N].
-
-    `names` [N] are canonical.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(share of bytes through a rank's link, through a node's network, ranks that share it [N];
+    steps [N, 4], see `Collective.steps`). `names` [N] are canonical.
     """
-    inside, across = np.empty(len(names)), np.empty(len(names))
-    talking = np.array(ranks_per_node, np.float64)
+    (inside, across, talking), steps = np.empty((3, len(names))), np.empty((len(names), 4))
     for name in dict.fromkeys(names):
         at, kind = names == name, COLLECTIVES[name]
-        inside[at] = kind.inside(ranks_per_node[at], nodes[at])
-        across[at] = kind.across(ranks_per_node[at], nodes[at])
-        if kind.one_rank_across:
-            talking[at] = 1.0
-    return inside, across, talking
+        place = ranks_per_node[at], nodes[at]
+        inside[at], across[at], steps[at] = (
+            kind.inside(*place),
+            kind.across(*place),
+            kind.steps(*place),
+        )
+        talking[at] = 1.0 if kind.one_rank_across else ranks_per_node[at]
+    return inside, across, talking, steps
 
 
 def by_host(system: SystemSpec, ranks_per_node: np.ndarray) -> np.ndarray:
@@ -88,8 +86,12 @@ def pair_traffic(
         inside   = max over ranks of max(sent, received) within the node
         across   = max over nodes of max(sent, received) to and from other nodes
         talking  = across / (the same of the busiest rank)
+
+    Raises:
+        InputError: ranks do not divide into nodes.
     """
     n, g = len(bytes_), ranks_per_node
+    nodes_of(n, g)
     node = np.arange(n) // g
     together, alone = node[:, None] == node, np.eye(n, dtype=bool)
     within, beyond = xp.where(together & ~alone, bytes_, 0), xp.where(together, 0, bytes_)
@@ -99,15 +101,6 @@ def pair_traffic(
     across = xp.maximum(sent.reshape(-1, g).sum(1).max(), received.reshape(-1, g).sum(1).max())
     talking = xp.where(of_rank > 0, across, g) / xp.where(of_rank > 0, of_rank, 1)
     return inside, across, talking
-
-
-def steps(names: np.ndarray, ranks_per_node: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    """Steps [N, 4], see `Collective.steps`; `names` [N] are canonical."""
-    out = np.empty((len(names), 4))
-    for name in dict.fromkeys(names):
-        at = names == name
-        out[at] = COLLECTIVES[name].steps(ranks_per_node[at], nodes[at])
-    return out
 
 
 def bus_factor(collective: str, ranks: Array) -> Array:
@@ -141,15 +134,18 @@ class Links:
         rates = (system.intra_bytes_per_s, min(alone, node), node, system.host_link_bytes_per_s)
         return Links(*map(np.float64, (*rates, system.latency_s)))
 
+    def inside_rate(self, by_host: Array, xp: ModuleType = np) -> Array:
+        """Bytes/s of a rank to the others of its node [N]."""
+        slower = xp.minimum(self.intra_bytes_per_s, self.host_link_bytes_per_s)
+        return xp.where(by_host > 0, slower, self.intra_bytes_per_s)
+
     def seconds(
         self, inside_bytes: Array, across_bytes: Array, talking: Array, by_host: Array = 0.0,
         xp: ModuleType = np,
     ) -> tuple[Array, Array]:  # fmt: skip
         """Seconds inside nodes and across [N] each; `talking` ranks of a node share its network."""
-        slower = xp.minimum(self.intra_bytes_per_s, self.host_link_bytes_per_s)
-        inside = xp.where(by_host > 0, slower, self.intra_bytes_per_s)
         across = xp.minimum(self.node_bytes_per_s, self.rank_bytes_per_s * talking)
-        return inside_bytes / inside, across_bytes / across
+        return inside_bytes / self.inside_rate(by_host, xp), across_bytes / across
 
 
 def link_of(system: SystemSpec) -> str:

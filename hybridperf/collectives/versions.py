@@ -8,12 +8,14 @@ that they never met they would know less than of any other.
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, implementations
+from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, implementations, text
 from hybridperf.collectives.traffic import link_of
 from hybridperf.hardware import load_system
 from hybridperf.io.later import pd
@@ -26,48 +28,42 @@ _COLUMN = "lib_version"
 _OWN_ROWS = 100
 
 
-def of_slots(slots: Sequence[str]) -> dict[str, list[str]]:
-    """Versions among the texts of implementations."""
-    found: dict[str, list[str]] = {}
-    for slot in slots:
-        if version := Implementation.parse(slot).version:
-            known = found.setdefault(CollectiveImplementation.parse(slot).library, [])
-            known += [] if version in known else [version]
-    return found
-
-
 def of_prior(prior: FamilyPrior) -> dict[str, list[str]]:
     """Versions that a prior's references were measured in; of systems without any, all there are.
 
     A box on PCIe stands in for the latencies of another alone, whose versions do not count.
     """
-    usual = prior.population
+    usual, found = prior.population, dict[str, list[str]]()
     near = [name for name in usual.references if link_of(load_system(name)) != "pcie"]
     own = usual.own[[usual.devices.index(name) for name in near]] if near else usual.own
     met = np.isfinite(own[..., 0]).any(0)
-    return of_slots([name for name, here in zip(usual.implementations, met, strict=True) if here])
+    for slot in np.array(usual.implementations, object)[met]:
+        _add(
+            found, CollectiveImplementation.parse(slot).library, Implementation.parse(slot).version
+        )
+    return found
 
 
 def of_rows(frame: pd.DataFrame, known: Versions) -> dict[str, list[str]]:
     """Known versions, and those that many rows of a table have."""
     found = {name: list(some) for name, some in known.items()}
-    if _COLUMN in frame:
-        counts = pd.Series(implementations(frame)).groupby(
-            [implementations(frame), frame[_COLUMN].fillna("").astype(str).to_numpy()]
-        ).size()  # fmt: skip
-        for (name, version), rows in counts.items():
-            if version and (rows >= _OWN_ROWS or name not in known):
-                mine = found.setdefault(str(name), [])
-                mine += [] if version in mine else [version]
+    counts = Counter(zip(implementations(frame), text(frame, _COLUMN), strict=True))
+    for (name, version), rows in sorted(counts.items()):
+        if rows >= _OWN_ROWS or name not in known:
+            _add(found, name, version)
     return found
+
+
+def _add(found: dict[str, list[str]], name: str, version: str) -> None:
+    if version and version not in found.setdefault(name, []):
+        found[name].append(version)
 
 
 def taken_for_known(frame: pd.DataFrame, known: Versions) -> pd.DataFrame:
     """A table of collectives with each unknown version replaced by the nearest known one."""
     if _COLUMN not in frame or not known:
         return frame
-    of_row = frame[_COLUMN].astype(object).where(frame[_COLUMN].notna(), "").astype(str)
-    pairs = list(zip(map(str, implementations(frame)), of_row, strict=True))
+    pairs = list(zip(implementations(frame), text(frame, _COLUMN), strict=True))
     nearest = {pair: _nearest(pair[1], known.get(pair[0], ())) for pair in set(pairs)}
     return frame.assign(**{_COLUMN: [nearest[pair] or np.nan for pair in pairs]})
 
@@ -82,36 +78,28 @@ def taken_for_usual(
     median by NCCL's on the same node, nine in ten within a factor of 1.3 to 1.9, where two systems
     on NVLink of which nothing was measured are within 1.7 (`validate collectives --tasks experts`).
     """
-    said = set(frame["lib"]) if "lib" in frame else {DEFAULT_IMPLEMENTATION}
-    if said <= {usual}:
+    if set(text(frame, "lib", DEFAULT_IMPLEMENTATION)) <= {usual}:
         return frame, np.zeros(len(frame), bool)
     known = {CollectiveImplementation.parse(slot)[:2] for slot in slots}
     named = list(zip(frame["collective"], implementations(frame), strict=True))
     strange = np.array([name not in known for name in named], bool)
     strange &= np.array([(kind, usual) in known for kind, _ in named], bool)
-    if strange.any():
-        words = {"lib": usual, "variant": np.nan, _COLUMN: np.nan}
-        there = {name: frame[name] for name in words if name in frame}
-        frame = frame.assign(
-            **{name: of.astype(object).where(~strange, words[name]) for name, of in there.items()}
-        )
+    for name, word in (("lib", usual), ("variant", np.nan), (_COLUMN, np.nan)):
+        if name in frame and strange.any():
+            frame = frame.assign(**{name: frame[name].astype(object).where(~strange, word)})
     return frame, strange
 
 
 def _nearest(version: str, known: Sequence[str]) -> str:
     """By the first number that differs, then the next; a version that has none stays."""
-    numbers = _numbers(version)
-    if not version or version in known or not known or not numbers:
-        return version
+
+    def numbers(of: str) -> list[int]:
+        return [int(digits) for digits in re.findall(r"\d+", of)]
 
     def apart(other: str) -> list[int]:
-        theirs = _numbers(other)
-        both = max(len(numbers), len(theirs))
-        padded = [one + [0] * (both - len(one)) for one in (numbers, theirs)]
-        return [abs(one - two) for one, two in zip(*padded, strict=True)]
+        both = itertools.zip_longest(numbers(version), numbers(other), fillvalue=0)
+        return [abs(one - two) for one, two in both]
 
+    if version in known or not known or not numbers(version):
+        return version
     return min(known, key=apart)
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(one) for one in re.findall(r"\d+", version)]

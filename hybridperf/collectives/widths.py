@@ -11,7 +11,6 @@ Widths are logs of seconds.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,12 +19,11 @@ from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.rows import CollectiveRows
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.family import NOMINAL
-from hybridperf.learning.prior.implementation import unversioned
+from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.learning.prior.knobs import ImplementationKnobs, population
 
 _ANYONES = ("network", "pcie")  # datasheets do not tell what these carry
 _OF_REFERENCES = 0.5
-_LINK = "link="  # what begins the names of flags of links
 _MOST_ROWS = 2000  # of a system: more say no more
 
 
@@ -70,13 +68,6 @@ def held(errors: Sequence[np.ndarray]) -> float:
     return float(every[order][min(at, len(every) - 1)])
 
 
-def with_widths(
-    prior: FamilyPrior, widths: Mapping[str, float], of_references: float | None = None
-) -> FamilyPrior:
-    """A prior that knows these widths, and the one of systems with references."""
-    return dataclasses.replace(prior, log_widths=dict(widths), reference_log_width=of_references)
-
-
 def unmeasured(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
     """[N] half-widths for rows of a system of which nothing like them was measured."""
     usual = of_links(prior, rows)
@@ -102,13 +93,10 @@ def referred(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
     usual = prior.population
     own = usual.own[[usual.devices.index(name) for name in usual.references]]
     there = np.isfinite(own[..., 0]).any(0)
-    met = {unversioned(name) for name in np.array(usual.implementations)[there]}
-    has = np.array([unversioned(str(name)) in met for name in rows.implementation])
+    has = rows.among(np.array(usual.implementations, object)[there])
     return has & ~np.isin(links_of(rows), _ANYONES)
 
 
 def links_of(rows: CollectiveRows) -> np.ndarray:
     """[N] the link of each row, as words."""
-    names = [name for name in rows.inputs.names if name.startswith(_LINK)]
-    at = rows.inputs.values[:, list(map(rows.inputs.names.index, names))].argmax(1)
-    return np.array([name.removeprefix(_LINK) for name in names], object)[at]
+    return np.array([CollectiveImplementation.parse(group).link for group in rows.group], object)

@@ -4,7 +4,7 @@ common network, a network for each type of link (all of them; those alone that e
 
 A system's rows are dealt again for each number of them that is given; all arms get the same. What
 is judged chooses nothing: which links have a network of their own is told by systems left out of
-the prior's own (`collectives.link_networks`). An error is the mean over the rows of a group
+the prior's own (`link_networks`). An error is the mean over the rows of a group
 (system, collective, link, implementation) of |predicted / measured - 1|.
 """
 
@@ -20,7 +20,6 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.collectives import fit
-from hybridperf.collectives.link_networks import with_link_networks
 from hybridperf.hardware import load_system
 from hybridperf.io import unknown, write_table
 from hybridperf.learning.prior import FamilyPrior
@@ -28,6 +27,7 @@ from hybridperf.learning.prior.shipped import Prior
 from hybridperf.report import text
 from hybridperf.validate import collective_judge, collectives, harness
 from hybridperf.validate.collective_judge import GROUP, OtherSystems
+from hybridperf.validate.link_networks import with_link_networks
 from hybridperf.validate.scores import SEED
 
 ROWS = (0, 20, 200)

@@ -44,7 +44,8 @@ def measured(tmp_path):
         for n in (2, 4, 8)
     )
     good, _, _ = checked(frame)
-    time_s = form.seconds(form.ALPHA_BETA.start, collective_rows(good, load_system(SYSTEM)).work())
+    work = collective_rows(good, load_system(SYSTEM)).work()
+    time_s = form.parts(form.ALPHA_BETA.start, work).total
     frame["time_s"] = time_s * np.exp(0.02 * np.random.default_rng(0).normal(size=len(frame)))
     frame.to_csv(tmp_path / "measured.csv", index=False)
     return tmp_path / "measured.csv"

@@ -401,7 +401,7 @@ def test_times_that_cannot_be_are_refused(prior: Prior, time_s: float) -> None:
         fit_collectives(rows, NEW, prior)
 
 
-# --- reference systems ------------------------------------------------------------------------------------------
+# --- reference systems -----------------------------------------------------------------------
 
 
 def test_kin_are_of_one_architecture_and_kind_of_link() -> None:

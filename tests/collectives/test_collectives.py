@@ -14,7 +14,7 @@ from hybridperf.collectives import form
 from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.price import FIXED, CollectiveTable, Held, Stage, collective_seconds
+from hybridperf.collectives.price import FIXED, CollectiveTable, Stage, collective_seconds
 from hybridperf.collectives.rows import checked, collective_rows
 from hybridperf.collectives.traffic import (
     Links,
@@ -38,7 +38,18 @@ def random_work(number: int, seed: int) -> np.ndarray:
     g, nodes = 2.0 ** random.integers(0, 5, number), 2.0 ** random.integers(0, 6, number)
     g = np.where(g * nodes == 1, 2.0, g)
     seconds = 10.0 ** random.uniform(-9, 0, (number, 2)) * np.stack([g > 1, nodes > 1], 1)
-    return np.column_stack([seconds, g, nodes])
+    return with_steps(np.column_stack([seconds, g, nodes]))
+
+
+def with_steps(work: np.ndarray) -> np.ndarray:
+    """Seconds of both links, ranks per node and nodes [..., 4] and the steps of an all-reduce."""
+    steps = COLLECTIVES["all_reduce"].steps(work[..., 2], work[..., 3])
+    return np.concatenate([work, steps], -1)
+
+
+def seconds_of(theta: np.ndarray, work: np.ndarray) -> np.ndarray:
+    work = work if work.shape[-1] == 8 else with_steps(work)
+    return form.parts(theta, work).total
 
 
 def random_theta(number: int, seed: int, spreads: float = 1.0) -> np.ndarray:
@@ -235,7 +246,7 @@ def test_the_closed_form_of_two_ranks_by_hand() -> None:
         small_waste=1.0,
         sharpness=1.0,
     )
-    assert form.seconds(theta, np.array([0.5e-6, 0, 2, 1])) == pytest.approx(
+    assert seconds_of(theta, np.array([0.5e-6, 0, 2, 1])) == pytest.approx(
         1e-6 + 5e-6 / np.sqrt(2), rel=1e-12
     )
 
@@ -253,7 +264,7 @@ def test_the_closed_form_of_two_nodes_by_hand() -> None:
         inter_efficiency=0.8,
         small_waste=1.0,
     )
-    assert form.seconds(theta, np.array([1e-6, 4e-6, 2, 4])) == pytest.approx(
+    assert seconds_of(theta, np.array([1e-6, 4e-6, 2, 4])) == pytest.approx(
         1e-6 + 2e-6 + 10e-6 + 2 * longer_of(2e-6, 5e-6), rel=1e-9
     )
 
@@ -265,10 +276,12 @@ def test_the_ring_by_hand() -> None:
         intra_efficiency=1.0, inter_efficiency=1.0, small_waste=1e12, rank_decay=form.NO_DECAY + 2,
     )  # fmt: skip
     work = np.array([1e-6, 4e-6, 8, 4])
-    assert form.seconds(theta, work) == pytest.approx(
+    assert seconds_of(theta, work) == pytest.approx(
         1e-6 + 0.5 * (56e-6 + 12e-6) + 3e-6 + longer_of(16e-6, 4e-6), rel=1e-9
     )
-    assert form.parts(theta, work).carried == pytest.approx(longer_of(16e-6, 4e-6), rel=1e-9)
+    assert form.parts(theta, with_steps(work)).carried == pytest.approx(
+        longer_of(16e-6, 4e-6), rel=1e-9
+    )
 
 
 def test_limits_in_bytes() -> None:
@@ -284,7 +297,7 @@ def test_limits_in_bytes() -> None:
         small_waste=1e6,
         sharpness=1.0,
     )
-    none, some = form.seconds(theta, np.array([[0, 0, 4, 1.0], [1e4, 0, 4, 1]]))
+    none, some = seconds_of(theta, np.array([[0, 0, 4, 1.0], [1e4, 0, 4, 1]]))
     assert none == pytest.approx(4e-6 + (4e-6**-2 + 7e-6**-2) ** -0.5)
     assert some == pytest.approx(1e4 / 0.8)
 
@@ -297,7 +310,7 @@ def test_limits_in_ranks() -> None:
         node_hop_s=5e-6, floor_s=1e-6, small_waste=1.0, inter_efficiency=1.0, intra_efficiency=1.0
     )
     nodes = 2.0 ** np.array([30, 40])
-    time_s = form.seconds(theta, np.column_stack([np.zeros((2, 2)), np.ones(2), nodes]))
+    time_s = seconds_of(theta, np.column_stack([np.zeros((2, 2)), np.ones(2), nodes]))
     np.testing.assert_allclose(time_s, 1e-6 + 5e-6 * np.array([30, 40]), rtol=1e-6)
     frame, _, _ = checked(table_of(("all_gather", 1e9, 2**20, 1), ("all_reduce", 1e9, 2**20, 1)))
     np.testing.assert_allclose(
@@ -309,7 +322,8 @@ def test_bandwidth_decays_where_ranks_share_a_bus() -> None:
     flat, shared = theta_of(), theta_of(rank_decay=form.NO_DECAY + 1)
     work = np.column_stack([np.full(4, 10.0), np.zeros(4), [1, 2, 4, 16], np.ones(4)])
     np.testing.assert_allclose(
-        form.parts(shared, work).carried / form.parts(flat, work).carried, [1, 1, 2, 8]
+        form.parts(shared, with_steps(work)).carried / form.parts(flat, with_steps(work)).carried,
+        [1, 1, 2, 8],
     )
 
 
@@ -333,8 +347,8 @@ def test_never_falls_with_bytes_nor_below_its_latency_nor_jumps(
     sizes = 2.0 ** np.array([octaves, octaves + more])
     frame, _, _ = checked(table_of(*((collective, size, g * nodes, nodes) for size in sizes)))
     work = collective_rows(frame, DGX_A100).work()
-    none = form.seconds(theta, work[0] * np.repeat([0, 1], [2, 6]))
-    less, many = form.seconds(theta, work)
+    none = seconds_of(theta, work[0] * np.repeat([0, 1], [2, 6]))
+    less, many = seconds_of(theta, work)
     slack = 1 + 1e-12
     assert np.exp(theta[0]) <= none * slack
     assert none <= less * slack
@@ -348,8 +362,8 @@ def test_never_below_its_latency_for_links_as_fast_as_you_like(
     theta, scale, inside, across
 ) -> None:
     work = np.array([10**inside, 10**across, *scale])
-    assert form.seconds(theta, work * [1e-9, 1e-9, 1, 1]) <= form.seconds(theta, work) * (1 + 1e-12)
-    assert np.isfinite(np.log(form.seconds(theta, work)))
+    assert seconds_of(theta, work * [1e-9, 1e-9, 1, 1]) <= seconds_of(theta, work) * (1 + 1e-12)
+    assert np.isfinite(np.log(seconds_of(theta, work)))
 
 
 @pytest.mark.parametrize("knob", range(KNOBS), ids=ALPHA_BETA.knobs)
@@ -373,7 +387,6 @@ def test_what_networks_see_of_a_place_is_finite_and_named() -> None:
     np.testing.assert_array_equal(on.total, ALPHA_BETA.log_s(theta, work))
     assert on.position.shape == (100, len(ALPHA_BETA.position))
     assert np.isfinite(on.position).all()
-    assert work.shape[1] == 4
 
 
 # --- in JAX ---------------------------------------------------------------------------------------
@@ -396,7 +409,7 @@ def random_table(number: int, seed: int) -> CollectiveTable:
         steps=COLLECTIVES["all_reduce"].steps(g, nodes),
         theta=random_theta(number, seed) - FIXED * np.log(DGX_A100.latency_s),
         source=nothing.astype(int),
-        learned=Held(learned),
+        learned=learned,
     )
 
 
@@ -405,7 +418,7 @@ def by_numpy(table: CollectiveTable, links: Links) -> np.ndarray:
     ranks = table.ranks_per_node, table.nodes, table.steps
     work = np.column_stack([*links.seconds(*sent), *ranks])
     theta = table.theta + FIXED * np.log(links.link_latency_s)
-    return form.seconds(theta, work) * np.exp(table.learned.said.log_factor)
+    return seconds_of(theta, work) * np.exp(table.learned.log_factor)
 
 
 def test_jax_says_what_numpy_says() -> None:

@@ -59,8 +59,8 @@ def test_a_node_nobody_measured_says_which_version_it_was_taken_for(tmp_path: Pa
 
 
 def test_near_relatives_of_measured_nodes(data_dir: Path) -> None:
-    """Before versions were taken for the nearest and a relative's networks counted: 7.2 % and 11.3 %
-    without rows, 6.3 % and 7.8 % with fifteen a collective.
+    """Before versions were taken for the nearest and a relative's networks counted: 7.2 % and
+    11.3 % without rows, 6.3 % and 7.8 % with fifteen a collective.
     """
     prior, few = load_prior(DEFAULT_PRIOR), read_few_shot(data_dir)
     for system, most, most_with_rows in (

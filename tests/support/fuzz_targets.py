@@ -355,14 +355,14 @@ def targets() -> dict[str, Callable[[], Target]]:
         predict_steps(read_table(path))
 
     def read_collectives(path: Path) -> None:
-        from hybridperf.collectives.logs.files import read_collectives
         from hybridperf.collectives.model import CollectiveModel
+        from hybridperf.traces.collective_logs.files import read_collectives
 
         frame, _ = read_collectives([path])
         CollectiveModel.datasheet(hp.load_system("dgx2")).predict(frame)
 
     def read_log(path: Path) -> None:
-        from hybridperf.collectives.logs.files import read_collectives
+        from hybridperf.traces.collective_logs.files import read_collectives
 
         read_collectives([path])
 

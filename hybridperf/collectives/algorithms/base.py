@@ -39,11 +39,8 @@ class Collective:
 
     def steps(self, ranks_per_node: Array, nodes: Array) -> np.ndarray:
         """Steps [..., 4]: for few bytes inside nodes and across, then for many."""
-        each = [
-            of_level
-            for steps in (self.few_bytes_steps, self.many_bytes_steps)
-            for of_level in steps(ranks_per_node, nodes)
-        ]
+        few, many = self.few_bytes_steps, self.many_bytes_steps
+        each = (*few(ranks_per_node, nodes), *many(ranks_per_node, nodes))
         return np.stack(np.broadcast_arrays(*each), -1)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridperf.collectives.logs.files import read_collectives
 from hybridperf.io import InputError
+from hybridperf.traces.collective_logs.files import read_collectives
 
 # a version of 2024 with MPI: `nodes` is not in its header; two nodes of four ranks
 OLD = """collective, ranks, rankspernode, gpusperrank, size, type, redop, inplace, time, algbw, busbw, #wrong

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridperf.collectives.logs.nccl_runs import ELEMENT_BYTES
-from hybridperf.collectives.logs.nccl_tests import is_nccl_tests, read_nccl_tests
-from hybridperf.collectives.logs.param_comms import is_param_comms
 from hybridperf.io import InputError
+from hybridperf.traces.collective_logs import param_comms
+from hybridperf.traces.collective_logs.files import read_log
+from hybridperf.traces.collective_logs.nccl_runs import ELEMENT_BYTES
+from hybridperf.traces.collective_logs.nccl_tests import READER
 
 N = 8
 BUS = {
@@ -120,7 +121,7 @@ def run(test: str, rows: Sequence[str], where: str | None = None, version: str =
 def read(tmp_path: Path, text: str, **arguments: object) -> tuple[pd.DataFrame, list[str]]:
     path = tmp_path / "job.log"
     path.write_text(text)
-    return read_nccl_tests(path, **arguments)  # type: ignore[arg-type]
+    return read_log(path, reader=READER, **arguments)  # type: ignore[arg-type]
 
 
 SIZES = (1024, 1048576, 134217728)
@@ -304,7 +305,7 @@ def json_run(test: str = "all_reduce", times: tuple[float, float] = (31.0, 30.5)
 
 def test_json_files(tmp_path: Path) -> None:
     text = json.dumps(json_run())
-    assert is_nccl_tests(text)
+    assert READER.looks_like(text)
     frame, remarks = read(tmp_path, text + "\n" + json.dumps(json_run("gather")))
     assert remarks == ["result 1: run of gather_perf skipped: gather is not a collective we know"]
     assert frame["time_s"].tolist() == pytest.approx([31e-6, 30.5e-6])
@@ -555,21 +556,21 @@ def test_nothing_usable_is_one_sentence(tmp_path: Path, text: str) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read"):
-        read_nccl_tests(tmp_path / "none.log")
+        read_log(tmp_path / "none.log", reader=READER)
     with pytest.raises(InputError, match="cannot read"):
-        read_nccl_tests(tmp_path)
+        read_log(tmp_path, reader=READER)
     (tmp_path / "noise.log").write_bytes(bytes(range(256)) * 20)
     with pytest.raises(InputError, match="none that can be used"):
-        read_nccl_tests(tmp_path / "noise.log")
+        read_log(tmp_path / "noise.log", reader=READER)
 
 
 def test_which_reader_a_file_is_for() -> None:
     text = run("all_reduce", rows_of("all_reduce"))
-    assert is_nccl_tests(text)
-    assert is_nccl_tests("[1,0]<stdout>:" + COLUMNS)
-    assert not is_param_comms(text)
-    assert not is_nccl_tests("collective,bytes,time_s\nall_reduce,8,1e-5\n")
-    assert not is_nccl_tests('{"schema": "hybridperf/model"}')
+    assert READER.looks_like(text)
+    assert READER.looks_like("[1,0]<stdout>:" + COLUMNS)
+    assert not param_comms.READER.looks_like(text)
+    assert not READER.looks_like("collective,bytes,time_s\nall_reduce,8,1e-5\n")
+    assert not READER.looks_like('{"schema": "hybridperf/model"}')
 
 
 tests = st.sampled_from(
@@ -600,7 +601,7 @@ def test_what_is_printed_is_read_back(
     ]
     hosts = ("a", "b") if n > 2 else ("a",)
     path.write_text(run(test, rows, devices(n, hosts)))
-    frame, remarks = read_nccl_tests(path)
+    frame, remarks = read_log(path, reader=READER)
     assert remarks == []
     assert set(
         zip(frame["collective"], frame["n_gpus"], frame["n_nodes"], frame["dtype"], strict=True)
@@ -622,7 +623,7 @@ def test_no_damage_raises_anything_else(
     path = tmp_path_factory.mktemp("log") / "job.log"
     path.write_bytes(text[:at] + noise + text[at + len(noise) // 2 :])
     try:
-        frame, _ = read_nccl_tests(path)
+        frame, _ = read_log(path, reader=READER)
     except InputError:
         return
     for size, time_s in zip(

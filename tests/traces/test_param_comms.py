@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridperf.collectives.logs.nccl_tests import is_nccl_tests
-from hybridperf.collectives.logs.param_comms import is_param_comms, read_param_comms
 from hybridperf.io import InputError
+from hybridperf.traces.collective_logs import nccl_tests
+from hybridperf.traces.collective_logs.files import read_log
+from hybridperf.traces.collective_logs.param_comms import READER
 
 
 def environment(
@@ -69,7 +70,7 @@ def result(
 def read(tmp_path: Path, text: str, **arguments: object) -> tuple[pd.DataFrame, list[str]]:
     path = tmp_path / "job.log"
     path.write_text(text)
-    return read_param_comms(path, **arguments)  # type: ignore[arg-type]
+    return read_log(path, reader=READER, **arguments)  # type: ignore[arg-type]
 
 
 GOOD = environment() + HEADER + result("-all_reduce", 1048576, 262144)
@@ -260,10 +261,10 @@ def test_nothing_usable_is_one_sentence(tmp_path: Path, text: str) -> None:
 
 
 def test_which_reader_a_file_is_for() -> None:
-    assert is_param_comms(GOOD)
-    assert is_param_comms("0: \tCOMMS-RES-all_reduce-float32   8  2")
-    assert not is_nccl_tests(GOOD)
-    assert not is_param_comms("all about the COMMS department")
+    assert READER.looks_like(GOOD)
+    assert READER.looks_like("0: \tCOMMS-RES-all_reduce-float32   8  2")
+    assert not nccl_tests.READER.looks_like(GOOD)
+    assert not READER.looks_like("all about the COMMS department")
 
 
 @given(
@@ -292,7 +293,7 @@ def test_what_is_printed_is_read_back(
         for name, exponent, time in measured
     ]
     path.write_text(environment() + HEADER + "".join(lines))
-    frame, remarks = read_param_comms(path)
+    frame, remarks = read_log(path, reader=READER)
     assert remarks == []
     assert frame[["collective", "bytes"]].to_numpy().tolist() == [
         [name, 2**exponent] for name, exponent, _ in measured

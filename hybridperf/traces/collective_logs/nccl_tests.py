@@ -10,32 +10,15 @@ lines. What a line means and how it is checked: `nccl_runs`.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
-import pandas as pd
-
-from hybridperf.collectives.logs.job_logs import (
-    as_table,
-    given_machines,
-    known_collective,
-    read_lines,
-)
-from hybridperf.collectives.logs.nccl_runs import (
-    TESTS,
-    CallerHints,
-    NcclRank,
-    NcclRow,
-    NcclRun,
-    NcclTiming,
-    PrintedNumber,
-    known_redop,
-    usable,
-)
 from hybridperf.io import InputError
+from hybridperf.traces.collective_logs import nccl_runs
+from hybridperf.traces.collective_logs.job_logs import CallerHints, LogReader, lines_of
+from hybridperf.traces.collective_logs.nccl_runs import TESTS, PrintedNumber, known_redop
 
 _HEADERS = {
     "version": re.compile(r"#\s*[nr]ccl-tests version"),
@@ -67,45 +50,31 @@ _LOOKS_LIKE = re.compile(
 _CPU_TIMES = "its times are the CPU's (-C 1), not the operation's"
 
 
-def is_nccl_tests(text: str) -> bool:
-    """Whether a text (a file, or its beginning) looks like what `read_nccl_tests` reads."""
+def _looks_like(text: str) -> bool:
     is_json = text.lstrip().startswith("{") and '"nccl_version"' in text and '"args"' in text
     return is_json or bool(_LOOKS_LIKE.search(text))
 
 
-def read_nccl_tests(
-    path: str | os.PathLike, collective: str | None = None, n_gpus: int | None = None,
-    n_nodes: int | None = None,
-) -> tuple[pd.DataFrame, list[str]]:  # fmt: skip
-    """(rows in the schema of collective measurements, a sentence for everything skipped) of a log.
-
-    Times are averages over iterations and ranks, as the tests print them.
-
-    `path`: the log, or the file that `-J` writes; the others as in `files.read_collectives`.
-
-    Raises:
-        InputError: a run whose test or machines nothing tells, or a log without a usable row.
-    """
-    machines = given_machines(n_gpus, n_nodes)
-    collective = known_collective(collective)
-    lines = read_lines(path)
+def _read(text: str, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]]:
+    """Times are averages over iterations and ranks, as the tests print them."""
+    lines = lines_of(text)
     text = "\n".join(lines).strip()
-    runs = _json_runs(text, path) if text.startswith("{") else list(_text_runs(lines))
+    runs = _json_runs(text, hints.path) if text.startswith("{") else list(_text_runs(lines))
     mentioned = set().union(*(run.mentioned for run in runs), *map(_mention, lines))
-    hints = CallerHints(str(path), collective, machines, mentioned)
-    rows: list[dict[str, Any]] = []
-    remarks: list[str] = []
     for run in runs:
-        more, skipped = usable(run, hints)
-        rows += more
-        remarks += skipped
-    missing = "the columns of nccl-tests ('# size count type ... algbw busbw') are missing"
-    return as_table(rows, remarks, path, "nccl-tests", missing)
+        run.mentioned = run.mentioned or mentioned
+    return nccl_runs.usable(runs, hints)
 
 
-def _text_runs(lines: list[str]) -> Iterator[NcclRun]:
+READER = LogReader(
+    "nccl-tests", "the columns of nccl-tests ('# size count type ... algbw busbw') are missing",
+    _looks_like, _read,
+)  # fmt: skip
+
+
+def _text_runs(lines: list[str]) -> Iterator[nccl_runs.Run]:
     """Runs of a printed log, one after the other."""
-    run: NcclRun | None = None
+    run: nccl_runs.Run | None = None
     mentioned: set[str] = set()  # since the last table began: the commands of the next run
     in_places: tuple[int, ...] = (0, 1)
     for number, line in enumerate(map(str.strip, lines), 1):
@@ -117,7 +86,7 @@ def _text_runs(lines: list[str]) -> Iterator[NcclRun]:
         if starts and (run is None or not before_table or header in run.seen):
             if run is not None:
                 yield run
-            run = NcclRun(number, mentioned=mentioned)
+            run = nccl_runs.Run(number, mentioned=mentioned)
             mentioned = set()
         if run is None:
             mentioned |= _mention(line)
@@ -163,19 +132,19 @@ def _columns(names: str) -> list[str]:
     return match[1].replace("timestamp", "day hour").split() if match else _DEFAULT_COLUMNS
 
 
-def _skip_aggregated(run: NcclRun, together: int) -> None:
+def _skip_aggregated(run: nccl_runs.Run, together: int) -> None:
     if together > 1:
         run.skip = f"{together} operations were started as one (-m), a time is a share of theirs"
 
 
-def _read_comment(run: NcclRun, line: str) -> None:
+def _read_comment(run: nccl_runs.Run, line: str) -> None:
     """Devices, and the footer's name for a run whose header is cut off."""
     if re.match(r"#\s+Rank\b", line) and not run.closed:
         match = _RANK.match(line)
         if match is None:
             run.ranks_unclear = "a line of its list of devices is damaged"
             return
-        rank, device = int(match[1]), NcclRank(match[3], int(match[2] or 0), match[5])
+        rank, device = int(match[1]), nccl_runs.Rank(match[3], int(match[2] or 0), match[5])
         if run.ranks.get(rank, device) != device:
             run.ranks_unclear = f"its list of devices names rank {rank} twice"
         run.ranks[rank] = device
@@ -187,7 +156,7 @@ def _read_comment(run: NcclRun, line: str) -> None:
         run.test = _test_name(match[1])
 
 
-def _read_version(run: NcclRun, line: str) -> None:
+def _read_version(run: nccl_runs.Run, line: str) -> None:
     if line.startswith("rccl-tests:"):
         run.lib = "rccl"
     elif match := _LIBRARY.search(line) or _LIBRARY_CODE.search(line):
@@ -196,7 +165,7 @@ def _read_version(run: NcclRun, line: str) -> None:
         run.lib_version = match[2] if "." in match[2] else _version(int(match[2]))
 
 
-def _read_row(run: NcclRun, number: int, line: str) -> bool:
+def _read_row(run: nccl_runs.Run, number: int, line: str) -> bool:
     """Add a line of the table; False where the line is none."""
     tokens = line.split()
     if not tokens or not tokens[0].isdigit():
@@ -207,7 +176,7 @@ def _read_row(run: NcclRun, number: int, line: str) -> bool:
     head, results = tokens[: len(tokens) - len(columns)], tokens[len(tokens) - len(columns) :]
     try:
         timings = tuple(_timings(columns, results, run.in_places))
-        run.rows.append(NcclRow(number, *_head(head), timings=timings))
+        run.rows.append(nccl_runs.Row(number, *_head(head), timings=timings))
     except (ValueError, IndexError):
         run.damaged.append(number)
     return True
@@ -227,7 +196,7 @@ def _head(tokens: list[str]) -> tuple[int, int, str, str | None, int | None]:
 
 def _timings(
     columns: list[str], tokens: list[str], in_places: tuple[int, ...]
-) -> Iterator[NcclTiming]:
+) -> Iterator[nccl_runs.Timing]:
     starts = [i for i, column in enumerate(columns) if column.endswith("time")]
     for k, (start, end) in enumerate(zip(starts, [*starts[1:], len(columns)], strict=True)):
         group = dict(zip(columns[start:end], tokens[start:end], strict=True))
@@ -240,10 +209,10 @@ def _timings(
         in_place = in_places[k] if len(in_places) == len(starts) else k
         time_us = PrintedNumber.parse(group[columns[start]])
         algbw, busbw = PrintedNumber.parse(group["algbw"]), PrintedNumber.parse(group["busbw"])
-        yield NcclTiming(in_place, time_us, algbw, busbw, wrong, optional)
+        yield nccl_runs.Timing(in_place, time_us, algbw, busbw, wrong, optional)
 
 
-def _json_runs(text: str, path: str | os.PathLike) -> list[NcclRun]:
+def _json_runs(text: str, path: str) -> list[nccl_runs.Run]:
     """Runs of files that `-J` writes, one JSON object each; their results are counted from 1."""
     decoder, runs, at = json.JSONDecoder(), [], 0
     try:
@@ -261,10 +230,10 @@ def _json_runs(text: str, path: str | os.PathLike) -> list[NcclRun]:
     return runs
 
 
-def _json_run(document: dict[str, Any]) -> NcclRun:
+def _json_run(document: dict[str, Any]) -> nccl_runs.Run:
     config = document["config"]
     test, version = _test_name(document["args"][0]), _version(int(document["nccl_version"]))
-    run = NcclRun(1, what="result", test=test, lib_version=version, columns=[])
+    run = nccl_runs.Run(1, what="result", test=test, lib_version=version, columns=[])
     _skip_aggregated(run, int(config.get("aggregated_iterations", 1)))
     # a process reports its first rank only: ranks 0, 8, 16 of processes with eight
     first = sorted(int(device["rank"]) for device in config["devices"])
@@ -273,7 +242,7 @@ def _json_run(document: dict[str, Any]) -> NcclRun:
     for device in config["devices"]:
         for k in range(each):
             name = f"{device['device_hex']}+{k}"
-            rank = NcclRank(device["hostname"], int(device["group"]), name)
+            rank = nccl_runs.Rank(device["hostname"], int(device["group"]), name)
             run.ranks[int(device["rank"]) + k] = rank
     for number, result in enumerate(document["results"], 1):
         timings = []
@@ -284,7 +253,7 @@ def _json_run(document: dict[str, Any]) -> NcclRun:
             elif timed is not None:
                 timings.append(_json_timing(in_place, timed, result.get(f"{key}_per_iter")))
         root = int(result["root"])
-        run.rows.append(NcclRow(
+        run.rows.append(nccl_runs.Row(
             number, int(result["size"]), int(result["count"]), result["type"],
             known_redop(result["redop"]), root if root >= 0 else None, tuple(timings),
         ))  # fmt: skip
@@ -293,7 +262,7 @@ def _json_run(document: dict[str, Any]) -> NcclRun:
 
 def _json_timing(
     in_place: int, timed: dict[str, Any], per_iteration: dict[str, Any] | None
-) -> NcclTiming:
+) -> nccl_runs.Timing:
     wrong = "N/A" if timed["nwrong"] is None else str(int(timed["nwrong"]))
     optional = {}
     if per_iteration:
@@ -301,7 +270,7 @@ def _json_timing(
         optional["time_std_s"] = per_iteration["stdev_us"] * 1e-6
     printed = (timed["time"], timed["alg_bw"], timed["bus_bw"])
     time, algbw, busbw = map(PrintedNumber.of, printed)
-    return NcclTiming(in_place, time, algbw, busbw, wrong, optional)
+    return nccl_runs.Timing(in_place, time, algbw, busbw, wrong, optional)
 
 
 def _test_name(program: str) -> str:

@@ -17,33 +17,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 from typing import Any
 
-import pandas as pd
-
 from hybridperf.collectives.algorithms import ALIASES
-from hybridperf.collectives.logs.job_logs import (
-    Machines,
-    as_table,
-    given_machines,
-    known_collective,
-    places,
-    read_text,
-)
-from hybridperf.collectives.logs.nccl_runs import (
-    ELEMENT_BYTES,
-    TESTS,
-    CallerHints,
-    NcclRow,
-    NcclRun,
-    NcclTiming,
-    PrintedNumber,
-    known_redop,
-    usable,
-)
 from hybridperf.io import InputError
+from hybridperf.traces.collective_logs import nccl_runs
+from hybridperf.traces.collective_logs.job_logs import CallerHints, LogReader, Machines, places
 
 _ALONE, _OF_RANKS = ("gpus",), ("ranks", "ranksPerNode", "gpusPerRank")
 _RESULT = ("size", "type", "redop", "inPlace", "time", "algBw", "busBw", "wrong")
@@ -62,50 +42,35 @@ _CSV = re.compile(
     r"\s*(?:numCycle,\s*)?collective,\s*(?:nodes,\s*)?(?:ranks,|gpus,).*\bbusbw\b", re.IGNORECASE
 )
 _JSON = re.compile(r'\s*\[?\s*\{(?:\s*"numCycle":\s*\d+,)?\s*"name":[^{}]*"busBw":')
-_PROGRAM = "rccl-tests into the file of -x"
 
 
-def is_rccl_report(text: str) -> bool:
-    """Whether a text (a file, or its beginning) looks like what `read_rccl_report` reads."""
+def _looks_like(text: str) -> bool:
     return bool(_CSV.match(text) or _JSON.match(text))
 
 
-def read_rccl_report(
-    path: str | os.PathLike, collective: str | None = None, n_gpus: int | None = None,
-    n_nodes: int | None = None,
-) -> tuple[pd.DataFrame, list[str]]:  # fmt: skip
-    """(rows in the schema of collective measurements, a sentence for everything skipped).
-
-    `path`: the file of `-x`; the others as in `files.read_collectives`, all of which it tells.
-
-    Raises:
-        InputError: a file that is cut off or damaged, or has no usable result.
-    """
-    given_machines(n_gpus, n_nodes)
-    known_collective(collective)
-    text = read_text(path)
-    runs: dict[tuple[str, Machines], NcclRun] = {}
+def _read(text: str, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]]:
+    """All that a caller could tell is in the file; `InputError` for one that is cut off."""
+    runs: dict[tuple[str, Machines], nccl_runs.Run] = {}
     damaged: list[int] = []
-    results = _csv_results(text) if _CSV.match(text) else _json_results(text, path)
+    results = _csv_results(text) if _CSV.match(text) else _json_results(text, hints.path)
     for number, result in results:
         try:
             name, machines, row = _row(number, result)
         except (KeyError, ValueError, TypeError, ZeroDivisionError):
             damaged.append(number)
             continue
-        run = NcclRun(number, what="result", test=name, lib="rccl", columns=[])
-        runs.setdefault((name, machines), run).rows.append(row)
-    rows: list[dict[str, Any]] = []
-    remarks: list[str] = []
-    if damaged:
-        remarks.append(
-            f"{places(damaged, 'result')}: damaged (cut off, or of another version), skipped"
+        run = nccl_runs.Run(
+            number, what="result", test=name, machines=machines, lib="rccl", columns=[]
         )
-    for (_, machines), run in runs.items():
-        more, skipped = usable(run, CallerHints(str(path), None, machines, set()))
-        rows += more
-        remarks += skipped
-    return as_table(rows, remarks, path, _PROGRAM, "it has a header alone")
+        runs.setdefault((name, machines), run).rows.append(row)
+    rows, remarks = nccl_runs.usable(runs.values(), hints)
+    if damaged:
+        why = "damaged (cut off, or of another version), skipped"
+        remarks = [f"{places(damaged, 'result')}: {why}", *remarks]
+    return rows, remarks
+
+
+READER = LogReader("rccl-tests into the file of -x", "it has a header alone", _looks_like, _read)
 
 
 def _csv_results(text: str) -> list[tuple[int, dict[str, Any]]]:
@@ -118,7 +83,7 @@ def _csv_results(text: str) -> list[tuple[int, dict[str, Any]]]:
     ]
 
 
-def _json_results(text: str, path: str | os.PathLike) -> list[tuple[int, dict[str, Any]]]:
+def _json_results(text: str, path: str) -> list[tuple[int, dict[str, Any]]]:
     try:
         if text.lstrip().startswith("["):
             found = json.loads(text)
@@ -132,7 +97,7 @@ def _json_results(text: str, path: str | os.PathLike) -> list[tuple[int, dict[st
     return [(at, one if isinstance(one, dict) else {}) for at, one in enumerate(found, 1)]
 
 
-def _row(number: int, of: dict[str, Any]) -> tuple[str, Machines, NcclRow]:
+def _row(number: int, of: dict[str, Any]) -> tuple[str, Machines, nccl_runs.Row]:
     """(test, machines, the result as a printed line has it); `KeyError` or `ValueError` where
     something is missing or no number.
     """
@@ -145,11 +110,11 @@ def _row(number: int, of: dict[str, Any]) -> tuple[str, Machines, NcclRow]:
         machines = Machines(int(of["ranks"]) * of_rank, int(of["ranks"]) // of_node)
     if machines.n_nodes < 1 or machines.n_gpus % machines.n_nodes:
         raise ValueError(machines)
-    dtype, shard = str(of["type"]), name in TESTS and TESTS[name].shard
+    dtype, shard = str(of["type"]), name in nccl_runs.TESTS and nccl_runs.TESTS[name].shard
     received = int(of["size"])
     size = received * machines.n_gpus if name == "reduce_scatter" else received
-    count = size // ELEMENT_BYTES[dtype] // (machines.n_gpus if shard else 1)
-    time, algbw, busbw = map(PrintedNumber.of, (of["time"], of["algBw"], of["busBw"]))
-    timing = NcclTiming(int(of["inPlace"]), time, algbw, busbw, str(of["wrong"]), {})
-    redop = known_redop(str(of["redop"]))
-    return name, machines, NcclRow(number, size, count, dtype, redop, None, (timing,))
+    count = size // nccl_runs.ELEMENT_BYTES[dtype] // (machines.n_gpus if shard else 1)
+    time, algbw, busbw = map(nccl_runs.PrintedNumber.of, (of["time"], of["algBw"], of["busBw"]))
+    timing = nccl_runs.Timing(int(of["inPlace"]), time, algbw, busbw, str(of["wrong"]), {})
+    redop = nccl_runs.known_redop(str(of["redop"]))
+    return name, machines, nccl_runs.Row(number, size, count, dtype, redop, None, (timing,))

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.collectives.slow_hosts import find_slow
 from hybridperf.io import InputError
+from hybridperf.traces.slow_hosts import find_slow
 
 HOSTS = [f"n{at}" for at in range(8)]
 

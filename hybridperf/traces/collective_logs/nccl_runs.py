@@ -22,12 +22,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hybridperf.collectives.algorithms import COLLECTIVES
-from hybridperf.collectives.logs.job_logs import Machines, given_machines, measurement, places
 from hybridperf.collectives.traffic import bus_factor
 from hybridperf.io import InputError
+from hybridperf.traces.collective_logs.job_logs import (
+    ALONE,
+    DAMAGED,
+    CallerHints,
+    Machines,
+    measurement,
+    places,
+)
 
 ELEMENT_BYTES = {
     "char": 1, "int8": 1, "uint8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "f8e4m3": 1, "f8e5m2": 1,
@@ -38,7 +46,6 @@ ELEMENT_BYTES = {
 _ROUNDING = 1e-3
 # of a bandwidth: two decimals of 0.04 GB/s cannot tell one formula from another
 _TELLING_ROUNDING = 0.02
-_ALONE = "one rank communicates with nobody"
 
 
 class _TestFormat(NamedTuple):
@@ -93,7 +100,7 @@ def known_redop(name: str | None) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class NcclTiming:
+class Timing:
     """One operation's result as printed."""
 
     in_place: int
@@ -105,7 +112,7 @@ class NcclTiming:
 
 
 @dataclasses.dataclass(frozen=True)
-class NcclRow:
+class Row:
     """One line of a run's table."""
 
     line: int
@@ -114,7 +121,7 @@ class NcclRow:
     dtype: str
     redop: str | None
     root: int | None
-    timings: tuple[NcclTiming, ...]
+    timings: tuple[Timing, ...]
 
     def whole(self, n_gpus: int, shard: bool) -> int:
         """The size that the count implies; the printed one where the type is not known."""
@@ -123,7 +130,7 @@ class NcclRow:
 
 
 @dataclasses.dataclass
-class NcclRank:
+class Rank:
     """One rank's line in the list of devices."""
 
     host: str
@@ -132,7 +139,7 @@ class NcclRank:
 
 
 @dataclasses.dataclass
-class NcclRun:
+class Run:
     """One start of one test. Filled while its log is read, then judged by `usable`."""
 
     line: int
@@ -140,11 +147,12 @@ class NcclRun:
     test: str | None = None  # as its header names it
     # tests that the log names before its table
     mentioned: set[str] = dataclasses.field(default_factory=set)
-    ranks: dict[int, NcclRank] = dataclasses.field(default_factory=dict)
+    machines: Machines | None = None  # None: as its ranks say
+    ranks: dict[int, Rank] = dataclasses.field(default_factory=dict)
     ranks_unclear: str = ""
     columns: list[str] | None = None
     in_places: tuple[int, ...] = (0, 1)
-    rows: list[NcclRow] = dataclasses.field(default_factory=list)
+    rows: list[Row] = dataclasses.field(default_factory=list)
     damaged: list[int] = dataclasses.field(default_factory=list)
     skip: str = ""  # why none of it can be used
     lib: str = "nccl"
@@ -156,45 +164,42 @@ class NcclRun:
         return places(lines, self.what)
 
 
-class CallerHints(NamedTuple):
-    """What the caller knows where the log does not tell."""
+def usable(runs: Iterable[Run], hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]]:
+    """(rows of the schema, remarks) of runs; `InputError` for an unknown test or machines."""
+    rows: list[dict[str, Any]] = []
+    remarks: list[str] = []
+    for run in runs:
+        start = run.at([run.line])
+        if not run.rows and not run.damaged:
+            remarks.append(f"{start}: a run without measurements")
+        damaged = [f"{run.at(run.damaged)}: {DAMAGED}, skipped"] if run.damaged else []
+        found = _rows(run, hints) if run.rows else ([], [])
+        if isinstance(found, str):
+            remarks += [f"{start}: run {found}", *damaged]
+        else:
+            rows += found[0]
+            remarks += [*damaged, *found[1]]
+    return rows, remarks
 
-    path: str
-    collective: str | None
-    machines: Machines | None
-    mentioned: set[str]  # tests named anywhere in the log
 
-
-def usable(run: NcclRun, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]]:
-    """(rows of the schema, remarks) of one run; `InputError` for an unknown test or machines."""
-    if not run.rows and not run.damaged:
-        return [], [f"{run.at([run.line])}: a run without measurements"]
-    damaged = []
-    if run.damaged:
-        why = "damaged (cut off, or mixed with other output), skipped"
-        damaged = [f"{run.at(run.damaged)}: {why}"]
-    if not run.rows:
-        return [], damaged
-    where = f"{run.at([run.line])}: run"
-
-    def not_ours(test: str) -> list[str]:
-        return [f"{where} of {test}_perf skipped: {test} is not a collective we know", *damaged]
-
+def _rows(run: Run, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]] | str:
+    """As `usable`, of a run with rows; a string tells why it is skipped."""
     if run.skip:
-        return [], [f"{where} skipped: {run.skip}", *damaged]
-    if run.test is not None and run.test not in COLLECTIVES:
-        return [], not_ours(run.test)
-    machines = _machines(run, hints)
-    if isinstance(machines, str):
-        return [], [f"{where} skipped: {machines}", *damaged]
-    test = _test(run, machines, hints)
-    if test not in COLLECTIVES:
-        return [], not_ours(test)
-    rows, remarks = _trusted(run, test, machines)
-    return rows, [*damaged, *remarks]
+        return f"skipped: {run.skip}"
+    test, machines = run.test, run.machines
+    if test is None or test in COLLECTIVES:
+        machines = machines or _machines(run, hints)
+        if isinstance(machines, str):
+            return f"skipped: {machines}"
+        if machines.n_gpus == 1:
+            return f"skipped: {ALONE}"
+        test = test or _test(run, machines, hints)
+    if test not in COLLECTIVES or machines is None:
+        return f"of {test}_perf skipped: {test} is not a collective we know"
+    return _trusted(run, test, machines)
 
 
-def _machines(run: NcclRun, hints: CallerHints) -> Machines | str:
+def _machines(run: Run, hints: CallerHints) -> Machines | str:
     """Ranks and hosts by the log, else by the caller; a string tells why the run is unusable."""
     unclear = run.ranks_unclear
     if run.ranks and not unclear and set(run.ranks) != set(range(len(run.ranks))):
@@ -206,7 +211,7 @@ def _machines(run: NcclRun, hints: CallerHints) -> Machines | str:
                 f" on HOST device  0') to count ranks and hosts in, {unclear or 'found none'}; give"
                 " n_gpus and n_nodes"
             )
-        return hints.machines if hints.machines.n_gpus > 1 else _ALONE
+        return hints.machines
     groups = {rank.group for rank in run.ranks.values()}
     if len(groups) > 1:
         return f"{len(groups)} groups of ranks ran at once and shared links"
@@ -218,19 +223,15 @@ def _machines(run: NcclRun, hints: CallerHints) -> Machines | str:
             "two ranks share a device, or two machines a name; where it is names, give n_gpus and"
             " n_nodes"
         )
-    if len(hosts) == 1:
-        return _ALONE
     per_host = [hosts.count(host) for host in dict.fromkeys(hosts)]
     if len(set(per_host)) > 1:
         return f"ranks are spread unevenly over hosts ({', '.join(map(str, per_host))})"
-    return given_machines(len(hosts), len(per_host)) or ""
+    return Machines(len(hosts), len(per_host))
 
 
-def _test(run: NcclRun, machines: Machines, hints: CallerHints) -> str:
-    """Which test this is: by header, else by what the log mentions, the columns and the caller."""
-    if run.test is not None:
-        return run.test
-    mentioned = run.mentioned or hints.mentioned
+def _test(run: Run, machines: Machines, hints: CallerHints) -> str:
+    """Which test this is, by what the log mentions, the columns and the caller."""
+    mentioned = run.mentioned
     fitting = [
         test
         for test, form in TESTS.items()
@@ -254,7 +255,7 @@ def _test(run: NcclRun, machines: Machines, hints: CallerHints) -> str:
     )
 
 
-def _fits(rows: list[NcclRow], test: str, form: _TestFormat, n_gpus: int) -> bool:
+def _fits(rows: list[Row], test: str, form: _TestFormat, n_gpus: int) -> bool:
     """Whether a run's lines could be this test's; lines too small to tell are no evidence."""
     for row in rows:
         if row.count and row.size != row.whole(n_gpus, form.shard):
@@ -275,7 +276,7 @@ def _fits(rows: list[NcclRow], test: str, form: _TestFormat, n_gpus: int) -> boo
     return 2 * sum(agree) >= len(agree)  # a damaged line must not outvote the others
 
 
-def _trusted(run: NcclRun, test: str, machines: Machines) -> tuple[list[dict[str, Any]], list[str]]:
+def _trusted(run: Run, test: str, machines: Machines) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows whose own numbers agree with each other, remarks about the others."""
     n, form = machines.n_gpus, TESTS[test]
     # of those that the log lists: `slow_hosts` compares them
@@ -308,7 +309,7 @@ def _trusted(run: NcclRun, test: str, machines: Machines) -> tuple[list[dict[str
     return rows, [f"{run.at(lines)}: {why}" for lines, why in reasons if lines]
 
 
-def _consistent(row: NcclRow, timing: NcclTiming, test: str, n_gpus: int) -> bool:
+def _consistent(row: Row, timing: Timing, test: str, n_gpus: int) -> bool:
     time_us = timing.time_us
     if time_us.value <= 0:
         return False

@@ -21,22 +21,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 from typing import Any
 
-import pandas as pd
-
-from hybridperf.collectives.logs.job_logs import (
+from hybridperf.io import InputError
+from hybridperf.traces.collective_logs.job_logs import (
+    ALONE,
+    DAMAGED,
+    CallerHints,
+    LogReader,
     Machines,
-    as_table,
-    given_machines,
-    known_collective,
+    lines_of,
     measurement,
     places,
-    read_lines,
 )
-from hybridperf.io import InputError
+from hybridperf.traces.collective_logs.nccl_runs import ELEMENT_BYTES
 
 _NAMES = {  # longest first, so that a name is not taken for a shorter one; None: not in the schema
     "reduce_scatter_base": "reduce_scatter", "all_to_all_single": "alltoall",
@@ -47,11 +46,11 @@ _NAMES = {  # longest first, so that a name is not taken for a shorter one; None
     "gather": None, "pt2pt": None,
 }  # fmt: skip
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")  # as PyTorch does them
-_DTYPES = {  # PyTorch's name: (NCCL's, bytes of an element)
-    "float32": ("float", 4), "float": ("float", 4), "float16": ("half", 2), "half": ("half", 2),
-    "bfloat16": ("bfloat16", 2), "float64": ("double", 8), "double": ("double", 8),
-    "int32": ("int32", 4), "int": ("int32", 4), "int64": ("int64", 8), "long": ("int64", 8),
-    "int8": ("int8", 1), "char": ("int8", 1), "uint8": ("uint8", 1), "byte": ("uint8", 1),
+_DTYPES = {  # PyTorch's name: NCCL's
+    "float32": "float", "float": "float", "float16": "half", "half": "half",
+    "bfloat16": "bfloat16", "float64": "double", "double": "double", "int32": "int32",
+    "int": "int32", "int64": "int64", "long": "int64", "int8": "int8", "char": "int8",
+    "uint8": "uint8", "byte": "uint8",
 }  # fmt: skip
 _RESULT = re.compile(r"\s*COMMS-(?:QUANT-)?RES(\S*)\s*(.*)")
 _ENVIRONMENT = re.compile(r"MPI environment:.*'world_size': (-?\d+).*'local_size': (-?\d+)")
@@ -76,8 +75,7 @@ _ROUNDING_US = 0.051  # one decimal
 _ROUNDING_GB_PER_S = 0.00051  # three
 
 
-def is_param_comms(text: str) -> bool:
-    """Whether a text (a file, or its beginning) looks like what `read_param_comms` reads."""
+def _looks_like(text: str) -> bool:
     return bool(re.search(r"^.{0,80}COMMS-(?:QUANT-)?RES", text, re.M))
 
 
@@ -106,40 +104,29 @@ class _ParamRun:
         return None
 
 
-def read_param_comms(
-    path: str | os.PathLike, collective: str | None = None, n_gpus: int | None = None,
-    n_nodes: int | None = None,
-) -> tuple[pd.DataFrame, list[str]]:  # fmt: skip
-    """(rows in the schema of collective measurements, a sentence for everything skipped) of a log.
-
-    `time_s` is the median over ranks, further columns are `time_min_s`, `time_p95_s` and
+def _read(text: str, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]]:
+    """`time_s` is the median over ranks, further columns are `time_min_s`, `time_p95_s` and
     `time_max_s`.
-
-    `collective` (which the oldest logs do not name), `n_gpus` and `n_nodes` as in
-    `files.read_collectives`.
-
-    Raises:
-        InputError: nothing tells the collective or machines of a result, or no result is usable.
     """
-    given, collective = given_machines(n_gpus, n_nodes), known_collective(collective)
     rows: list[dict[str, Any]] = []
     skipped: dict[str, list[int]] = {}
     run = _ParamRun()
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(lines_of(text), 1):
         result = _RESULT.match(line)
         if result is None:
             run = _context(run, line)
         elif "(" in result[2]:
             run.columns = _columns(result[2]) if "QUANT" not in line else ["quantised"]
         else:
-            where = f"{path}, line {number}"
-            row = _row(run, result[1], result[2].split(), where, collective, given)
+            row = _row(run, result[1], result[2].split(), f"{hints.path}, line {number}", hints)
             if isinstance(row, str):
                 skipped.setdefault(row, []).append(number)
             else:
                 rows.append(row)
-    remarks = [f"{places(numbers)}: {why}, skipped" for why, numbers in skipped.items()]
-    return as_table(rows, remarks, path, "PARAM's comms.py", "no result is marked COMMS-RES")
+    return rows, [f"{places(numbers)}: {why}, skipped" for why, numbers in skipped.items()]
+
+
+READER = LogReader("PARAM's comms.py", "no result is marked COMMS-RES", _looks_like, _read)
 
 
 def _context(run: _ParamRun, line: str) -> _ParamRun:
@@ -171,9 +158,8 @@ def _columns(names: str) -> list[str]:
 
 
 def _row(
-    run: _ParamRun, label: str, tokens: list[str], where: str, collective: str | None,
-    given: Machines | None,
-) -> dict[str, Any] | str:  # fmt: skip
+    run: _ParamRun, label: str, tokens: list[str], where: str, hints: CallerHints
+) -> dict[str, Any] | str:
     """A result as a row of the schema; a string says why it cannot be used."""
     columns = run.columns
     if columns is None or len(columns) != len(tokens) or not set(_PLAIN) <= set(columns):
@@ -189,33 +175,33 @@ def _row(
     if run.groups > 1:
         return f"{run.groups} groups of ranks ran at once and shared links"
     if columns is None:
-        return "damaged (cut off, or mixed with other output)"
+        return DAMAGED
     name: str | None
     if label:
         name = next((name for name in _NAMES if label.startswith(f"-{name}")), None)
     else:
-        name = _unnamed(run, where, collective)
-    known = collective if name == collective else _NAMES.get(name or "")
+        name = _unnamed(run, where, hints.collective)
+    known = name if name == hints.collective else _NAMES.get(name or "")
     if known is None:
         return f"{name or label.lstrip('-') or 'an unnamed one'} is not a collective we know"
     match = _LABEL_DTYPE.match(label[len(name or "") + 1 :])
-    dtype, element_bytes = _DTYPES.get(match[1] if match else run.dtype, (run.dtype, 0))
-    machines = given if run.machines() is None else run.machines()
+    dtype = _DTYPES.get(match[1] if match else run.dtype, run.dtype)
+    machines = run.machines() or hints.machines
     if machines is None:
         raise InputError(
             f"{where}: expected the ranks and hosts of this result in the lines above ('MPI"
             " environment', '[Rank 0] host ...'), found none or not all; give n_gpus and n_nodes"
         )
     if machines.n_gpus == 1:
-        return "one rank communicates with nobody"
+        return ALONE
     try:
         value = dict(zip(columns, map(float, tokens), strict=True))
     except ValueError:
-        return "damaged (cut off, or mixed with other output)"
+        return DAMAGED
     if not _consistent(value):
         return "size, latencies and bandwidth disagree"
     n_bytes = int(value["size"])
-    of_one_rank = element_bytes and n_bytes == value["elements"] * element_bytes
+    of_one_rank = n_bytes == value["elements"] * ELEMENT_BYTES.get(dtype, 0)
     if name == "reduce_scatter_base" and of_one_rank:
         n_bytes *= machines.n_gpus
     optional = {f"time_{key}_s": value[key] * 1e-6 for key in ("min", "p95", "max") if key in value}

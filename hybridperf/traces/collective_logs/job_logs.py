@@ -13,20 +13,12 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import pandas as pd
-
-from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.io import InputError
 from hybridperf.io.tables import TooLarge, Unpacked, most_unpacked
-
-COLUMNS = [
-    "collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node", "time_s", "dtype", "in_place",
-    "lib", "lib_version", "variant", "link",
-]  # fmt: skip
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(
@@ -39,6 +31,8 @@ _PREFIX = re.compile(
     # a host's name: pdsh, clush, kubectl --prefix
     r"|[A-Za-z][\w.-]*: (?=#|\s*\d+\s+\d+\s+[a-z]|\s*COMMS-RES))"
 )
+DAMAGED = "damaged (cut off, or mixed with other output)"
+ALONE = "one rank communicates with nobody"
 _NAMED_PLACES = 8  # a remark stays readable; a long log can have thousands of damaged lines
 
 
@@ -53,6 +47,25 @@ class Machines:
 
     n_gpus: int
     n_nodes: int
+
+
+class CallerHints(NamedTuple):
+    """What the caller knows where the log does not tell."""
+
+    path: str
+    collective: str | None
+    machines: Machines | None
+
+
+class LogReader(NamedTuple):
+    """What reads the logs of a program."""
+
+    program: str
+    nothing: str  # what a log lacks that has no measurement
+    looks_like: Callable[[str], bool]  # whether a text (a file, or its beginning) is such a log
+    # (rows of the schema, a sentence for everything skipped) of a log's text; `InputError` where
+    # nothing tells what a run was, or where
+    read: Callable[[str, CallerHints], tuple[list[dict[str, Any]], list[str]]]
 
 
 def read_text(path: str | os.PathLike) -> str:
@@ -92,9 +105,9 @@ def beginning(path: str | os.PathLike) -> str:
         return ""
 
 
-def read_lines(path: str | os.PathLike) -> list[str]:
+def lines_of(text: str) -> list[str]:
     """Lines of a log without launcher prefixes, colours and line ends."""
-    return [unwrapped(line) for line in read_text(path).split("\n")]
+    return [unwrapped(line) for line in text.split("\n")]
 
 
 def unwrapped(line: str) -> str:
@@ -118,25 +131,6 @@ def places(numbers: Iterable[int], what: str = "line") -> str:
     return f"{what}s {', '.join(map(str, unique[:-1]))} and {unique[-1]}"
 
 
-def known_collective(name: str | None) -> str | None:
-    """A collective's name as given by a caller; `InputError` for one that the schema lacks."""
-    if name is not None and name not in COLLECTIVES:
-        raise InputError(f"expected a collective out of {', '.join(COLLECTIVES)}, got {name!r}")
-    return name
-
-
-def given_machines(n_gpus: int | None, n_nodes: int | None) -> Machines | None:
-    """Ranks and hosts as a caller gives them, None for neither; `InputError` where they clash."""
-    if n_gpus is None and n_nodes is None:
-        return None
-    if n_gpus is None or n_nodes is None:
-        raise InputError("expected both n_gpus and n_nodes, got one of them; give both or neither")
-    if n_gpus < 1 or n_nodes < 1 or n_gpus % n_nodes:
-        got = f"{n_gpus} GPUs on {n_nodes} nodes"
-        raise InputError(f"expected n_gpus to be a whole multiple of n_nodes, got {got}")
-    return Machines(n_gpus, n_nodes)
-
-
 def measurement(
     collective: str, n_bytes: int, machines: Machines, time_s: float, **optional: Any
 ) -> dict[str, Any]:
@@ -146,20 +140,3 @@ def measurement(
         "n_nodes": machines.n_nodes, "gpus_per_node": machines.n_gpus // machines.n_nodes,
         "time_s": time_s, "link": "intra" if machines.n_nodes == 1 else "inter", **optional,
     }  # fmt: skip
-
-
-def as_table(
-    rows: list[dict[str, Any]], remarks: list[str], path: str | os.PathLike, program: str, why: str
-) -> tuple[pd.DataFrame, list[str]]:
-    """(rows read from a log of `program`, the schema's columns first; remarks).
-
-    `InputError` where no row is left: the first remark gives the reason, or else `why`.
-    """
-    if not rows:
-        why = remarks[0] if remarks else why
-        raise InputError(
-            f"expected measurements printed by {program} in {path}, found none that can be used"
-            f" ({why}); check the file"
-        )
-    columns = dict.fromkeys([*COLUMNS, *(key for row in rows for key in row)])
-    return pd.DataFrame(rows, columns=[*columns]), remarks
