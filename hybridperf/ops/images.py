@@ -156,7 +156,8 @@ def convolution_s(op: Convolution, gpu: GpuFacts, c: ConvolutionForm = CONVOLUTI
         return pair[0] * planes + pair[1] * (1.0 - planes)
 
     x, y, _ = op.parts_bytes()
-    per_group, (kernel, taps) = op.c_in / groups, op.positions()
+    op = op.filled()
+    per_group, kernel = op.c_in / groups, op.kh * op.kw
     turned_s = 2.0 * (x + y) / (gpu.loops_share * gpu.memory_bytes_per_s)
     forward, of_inputs = op.direction == "fwd", op.direction == "bwd_inputs"
     point = (floats(kernel) == 1) * 1.0
@@ -196,7 +197,7 @@ def convolution_s(op: Convolution, gpu: GpuFacts, c: ConvolutionForm = CONVOLUTI
     grouped_s = grouped_s * (usual * (1.0 - slow) + slow * c.odd_group[0 if forward else 1])
 
     # depthwise
-    steps_s = op.outputs() * taps / (by_order(c.taps_per_cycle) * gpu.cycles_per_s)
+    steps_s = op.outputs() * op.taps / (by_order(c.taps_per_cycle) * gpu.cycles_per_s)
     share = by_order(c.depthwise_memory)
     single_s = both(steps_s, work.bytes / gpu.shared(share, c.depthwise_small_l2))
     back = c.depthwise_inputs if of_inputs else by_order(c.depthwise_weights)

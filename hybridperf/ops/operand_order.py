@@ -77,7 +77,7 @@ def turning_seconds(op: Convolution, memory_bytes_per_s: Array) -> Array:
     """
     if DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
         return 0.0
-    dense = (floats(op.groups) == 1) & (floats(op.positions()[0]) > 1)
+    dense = (floats(op.groups) == 1) & (floats(op.kh * op.filled().kw) > 1)
     turned = dense & (floats(op.channels_first) > 0)
     return turned * 2.0 * op.work().bytes / (_TURNING_SHARE * memory_bytes_per_s)
 
