@@ -239,36 +239,24 @@ def lookup_calls(
         if duplicates == "each" and optimizer != "sgd":
             why = "its state needs a row's whole gradient"
             raise InputError(f"expected merged duplicates with {optimizer}: {why}")
-    again = in_step and direction == "backward"
-    sums = _summed(tables, beside, batch, direction, again, alike)
-    if direction == "forward":
-        return OpCall(EmbeddingBag(dtype, batch, **sums))
-    return OpCall(EmbeddingBagBackward(dtype, batch, **sums, **options))
-
-
-def _summed(
-    tables: Sequence[Table], beside: Sequence[Table], batch: Array, direction: Direction,
-    again: bool, alike: float,
-) -> dict[str, Any]:  # fmt: skip
-    """Dimensions of the fused op."""
     lookups = [table.lookups(batch) for table in tables]
     unique = [table.unique_rows(batch) for table in tables]
     shares = [table.histogram(batch) for table in tables]
     moved = lookups if direction == "forward" else unique
-    dim = sum(m * table.dim for m, table in zip(moved, tables, strict=True)) / sum(moved)
     streams = [
         LookupStream(*t.classes(batch), t.lookups(batch), t.row_bytes, t.unique_rows(batch), many)
         for of, many in ((tables, alike), (beside, 1.0))
         for t in of
     ]
+    again = in_step and direction == "backward"
     distance_bytes, spread = distances(streams, len(tables), again)
     row_bytes = sum(n * table.row_bytes for n, table in zip(lookups, tables, strict=True))
     cold = [u * lookups_within(s, HOT_LOOKUPS) for u, s in zip(unique, shares, strict=True)]
     hot = 1.0 - sum(cold) / sum(lookups)
-    return {
+    sizes: dict[str, Any] = {
         "pooling": alike * sum(table.pooling for table in tables),
         "rows": alike * sum(table.rows for table in tables),
-        "dim": dim,
+        "dim": sum(m * table.dim for m, table in zip(moved, tables, strict=True)) / sum(moved),
         "tables": alike * len(tables),
         "width": alike * sum(table.dim for table in tables),
         "unique": alike * sum(unique),
@@ -277,3 +265,6 @@ def _summed(
         "once": sum(u * s[0] for u, s in zip(unique, shares, strict=True)) / sum(unique),
         "hot": array_module(hot).clip(hot, 0.0, 1.0),
     }
+    if direction == "forward":
+        return OpCall(EmbeddingBag(dtype, batch, **sizes))
+    return OpCall(EmbeddingBagBackward(dtype, batch, **sizes, **options))

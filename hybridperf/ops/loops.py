@@ -186,8 +186,8 @@ class Reduction(RowByRow):
     """Sum (or maximum) of each row of `cols` elements."""
 
     def work(self) -> Work:
-        moved = self.rows * (self.cols + 1) * self.element_bytes
-        return streamed(moved, flops=self.rows * self.cols, steps=self.rows * self.cols)
+        n = self.rows * self.cols
+        return streamed((n + self.rows) * self.element_bytes, flops=n, steps=n)
 
 
 @register("softmax")
@@ -196,8 +196,7 @@ class Softmax(RowByRow):
 
     def work(self) -> Work:
         n = self.rows * self.cols
-        moved = 2 * n * self.element_bytes
-        return streamed(moved, flops=4 * n, transcendentals=n, steps=self.rows)
+        return streamed(2 * n * self.element_bytes, flops=4 * n, transcendentals=n, steps=self.rows)
 
 
 @register("layernorm", "ln", "layer_norm")
@@ -273,10 +272,9 @@ class OptimizerUpdate(Op):
     element_transcendentals: Array = 0.0
 
     def work(self) -> Work:
-        n = self.parameters
-        moved = (self.reads + self.writes) * n * self.element_bytes
-        transcendentals = self.element_transcendentals * n
-        return streamed(moved, flops=self.element_flops * n, transcendentals=transcendentals)
+        n, moved = self.parameters, (self.reads + self.writes) * self.element_bytes
+        roots = self.element_transcendentals * n
+        return streamed(n * moved, flops=self.element_flops * n, transcendentals=roots)
 
 
 shape_inputs.register(

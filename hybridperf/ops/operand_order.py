@@ -102,21 +102,14 @@ def order_seconds(
     return work.flops / rate
 
 
-def order_width(kernel: str, device: DeviceSpec) -> float:
-    """How wide what `order_seconds` adds makes the log of a product's seconds."""
-    if kernel not in ROWS:
-        return 0.0
-    return _SEEN_WIDTH if _is_seen(device) else _BELIEVED_WIDTH
-
-
-def order_remark(kernel: str, device: DeviceSpec) -> str:
-    """What was assumed of a product's rows; empty of all other kernels."""
-    if kernel not in ROWS:
-        return ""
-    source = (
-        "by what an H200 took of such" if _is_seen(device) else "believed from a step of nanoGPT"
-    )
-    return f"rows of a product do not begin at multiples of 16 bytes: {source}"
+def order_belief(device: DeviceSpec) -> tuple[float, str]:
+    """(how wide what `order_seconds` adds makes the log of a product's seconds, what was assumed of
+    its rows).
+    """
+    seen = _is_seen(device)
+    source = "by what an H200 took of such" if seen else "believed from a step of nanoGPT"
+    remark = f"rows of a product do not begin at multiples of 16 bytes: {source}"
+    return _SEEN_WIDTH if seen else _BELIEVED_WIDTH, remark
 
 
 def _is_seen(device: DeviceSpec) -> bool:

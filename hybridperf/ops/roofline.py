@@ -44,20 +44,13 @@ from hybridperf.io.namespace import Array, fresh_views
 
 # exponent of the residency curve: 6 % resident at twice the capacity, 94 % at half
 _CACHE_SHARPNESS = 4.0
-
-
-# of `Work`: what adds up; the other fields are distances
-_COUNTS = (
-    "flops", "transcendentals", "instructions", "bytes", "strided_reads", "scattered_reads",
-    "steps",
-)  # fmt: skip
 _FLOPS_PER_INSTRUCTION = 2.0  # the peak counts a product and a sum in each
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What an op does on any device; works add up (`a + b`) and scale (`3 * a`)."""
+    """What an op does on any device."""
 
     flops: Array = 0.0  # arithmetic operations
     transcendentals: Array = 0.0  # exp, log, tanh, sqrt, ...: counted apart, as XLA does
@@ -73,23 +66,6 @@ class Work:
     steps: Array = 0.0  # serial steps: table rows updated, comparisons, pages, thread-block waves
     # how far distances scatter around `reuse_bytes`: standard deviation of their natural log
     reuse_spread: Array = 0.0
-
-    def __add__(self, other: Work) -> Work:
-        """Both, one after the other; distances and spreads are averaged by their weights."""
-        return Work(
-            **{name: getattr(self, name) + getattr(other, name) for name in _COUNTS},
-            reuse_bytes=_log_mean(self.reuse_bytes, self.bytes, other.reuse_bytes, other.bytes),
-            strided_bytes=_log_mean(
-                self.strided_bytes, self.strided_reads, other.strided_bytes, other.strided_reads
-            ),
-            reuse_spread=_mean(self.reuse_spread, self.bytes, other.reuse_spread, other.bytes),
-        )
-
-    def __mul__(self, times: Array) -> Work:
-        """The same work `times` times over."""
-        return dataclasses.replace(self, **{name: getattr(self, name) * times for name in _COUNTS})
-
-    __rmul__ = __mul__
 
 
 def streamed(moved: Array, **counts: Array) -> Work:
@@ -124,13 +100,6 @@ class RooflineKnobs:
             strided_factor=1.0, step_s=0.0, smoothing=0.0, level_speedup=one, line_s=none,
             level_capacity=one.copy(),
         )  # fmt: skip
-
-
-def roofline_s(work: Work, device: Device) -> Array:
-    """Seconds by the datasheet: the larger of arithmetic at peak and traffic at bandwidth."""
-    arithmetic = work.flops + work.transcendentals + _FLOPS_PER_INSTRUCTION * work.instructions
-    compute_s = arithmetic / device.peak_flops_per_s
-    return jnp.maximum(compute_s, work.bytes / device.memory_bytes_per_s)
 
 
 def op_seconds(work: Work, device: Device, knobs: RooflineKnobs, xp: ModuleType = jnp) -> Array:
@@ -210,18 +179,3 @@ def pnorm(a: Array, b: Array, q: Array, xp: ModuleType = jnp) -> Array:
     power = xp.where(q > 0, q, 1.0)
     more = xp.exp(power * xp.log1p(xp.exp(xp.log(ratio) / power)))
     return xp.where(usable, high * more, high)
-
-
-def _mean(x: Array, wx: Array, y: Array, wy: Array) -> Array:
-    return (wx * x + wy * y) / _or_one(wx + wy)
-
-
-def _log_mean(x: Array, wx: Array, y: Array, wy: Array) -> Array:
-    logs = wx * jnp.log(jnp.maximum(x, 1.0)) + wy * jnp.log(jnp.maximum(y, 1.0))
-    return jnp.exp(logs / _or_one(wx + wy))
-
-
-def _or_one(total: Array) -> Array:
-    """A sum of weights to divide by; one where there is nothing."""
-    where = np.where if isinstance(total, np.ndarray | float | int) else jnp.where
-    return where(total > 0, total, 1.0)

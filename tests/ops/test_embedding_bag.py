@@ -25,7 +25,7 @@ from hybridperf.ops import (
 )
 from hybridperf.ops.embedding import Histogram, Indices, Table, Uniform, Zipf
 from hybridperf.ops.inputs import gpu_inputs
-from hybridperf.ops.roofline import RooflineKnobs, Work, level_shares, op_seconds
+from hybridperf.ops.roofline import RooflineKnobs, level_shares, op_seconds
 from hybridperf.ops.table import parse_ops
 
 BATCH, POOLING, ROWS, DIM = 100.0, 8.0, 5000.0, 64.0
@@ -201,12 +201,6 @@ def test_spread_flattens_the_memory_levels() -> None:
     logs = np.random.default_rng(0).normal(np.log(1e5), 3.0, 20_000)
     averaged = np.asarray(jax.vmap(lambda d: level_shares(d, capacity))(jnp.exp(logs))).mean(0)
     assert wide == pytest.approx(averaged, abs=0.02)
-
-
-def test_works_add_up_with_their_spreads() -> None:
-    both = Work(bytes=30.0, reuse_bytes=1e4, reuse_spread=2.0) + Work(bytes=10.0, reuse_bytes=1e4)
-    assert both.reuse_spread == 1.5
-    assert (3 * Work(bytes=1.0, reuse_spread=2.0)).reuse_spread == 2.0
 
 
 def test_rows_of_a_table_price_like_single_ops() -> None:
