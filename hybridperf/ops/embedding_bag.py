@@ -57,8 +57,6 @@ _SECTOR_BYTES = 32.0  # least that memory moves for one number
 _SORT_BYTES = 64.0
 
 Direction = Literal["forward", "backward"]
-
-
 _ACCESS = ("unique", "distance", "spread", "once", "hot")
 
 
@@ -83,7 +81,7 @@ class _Bags(Op):
         return self.batch * self.pooling
 
     def row_bytes(self) -> Array:
-        """Of a row."""
+        """Bytes of a row."""
         return self.dim * self.element_bytes
 
     def access(self) -> Mapping[str, Array]:

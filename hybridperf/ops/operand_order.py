@@ -51,9 +51,8 @@ _SEEN_WIDTH, _BELIEVED_WIDTH = 0.25, 0.35
 
 
 def row_kernel(op: Op, tokens: str) -> str:
-    """Which kernel multiplies rows as they lie; empty: the usual one.
-
-    `tokens`: the dimension, if any, that no row has.
+    """Which kernel multiplies rows as they lie; empty: the usual one. No row has the dimension
+    `tokens`.
     """
     if not isinstance(op, Product) or DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
         return ""
@@ -64,9 +63,8 @@ def row_kernel(op: Op, tokens: str) -> str:
 
 
 def is_channels_first(op: Convolution, strides: Sequence[int]) -> bool:
-    """Whether a convolution's images lie plane by plane.
-
-    `strides`: elements from one to the next of each dimension; empty: not known, and they do not.
+    """Whether a convolution's images lie plane by plane, by their dimensions' strides in elements;
+    where these are not known (empty), they do not.
     """
     return len(strides) > 3 and strides[1] != 1 and float(op.c_in) > 1
 

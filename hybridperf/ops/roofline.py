@@ -20,11 +20,9 @@ probability 1 / (1 + (d/C)^4), a flatter curve where distances scatter (rows of 
 up all the time and others never again). `pnorm(a, b; q) = (a^(1/q) + b^(1/q))^q` is max(a, b) at q
 = 0 and a + b at q = 1. With neutral knobs (`RooflineKnobs.neutral()`) the second form is the first.
 
-Families of GPU ops (`learning.prior.form`) keep the floor, both efficiencies and q of it; waves of
-thread blocks are a third part of their p-norm. All of them add up by `roof_s`.
-
-Everything here takes one op on one device, or arrays of ops [...] and of their knobs; memory levels
-[L] come last. By JAX, or by NumPy (`xp`) in its own precision.
+Families of GPU ops (`learning.prior.form`) keep the floor, both efficiencies and q, and add up
+by `roof_s`, too. Everything here takes one op on one device, or arrays of ops [...] and of their
+knobs; memory levels [L] come last. By JAX, or by NumPy (`xp`) in its own precision.
 """
 
 from __future__ import annotations
@@ -146,9 +144,7 @@ def op_parts(
 def level_shares(
     distance_bytes: Array, level_bytes: Array, spread: Array = 0.0, xp: ModuleType = jnp
 ) -> Array:
-    """Share of accesses that each memory level [..., L] serves at a reuse distance [...]; they sum
-    to one.
-    """
+    """Share of accesses [..., L] that each memory level serves at a reuse distance [...]."""
     capacity = xp.asarray(level_bytes)
     caches, has = capacity[..., :-1], capacity[..., :-1] > 0
     distance = xp.log(xp.maximum(distance_bytes, 1.0))[..., None]
@@ -168,9 +164,8 @@ def _logistic(x: Array, xp: ModuleType) -> Array:
 
 
 def pnorm(a: Array, b: Array, q: Array, xp: ModuleType = jnp) -> Array:
-    """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1.
-
-    In NumPy (`xp`) of complex numbers, too, which count by their real parts.
+    """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1. In NumPy (`xp`) of
+    complex numbers, too, which count by their real parts.
     """
     a, b, q = xp.asarray(a), xp.asarray(b), xp.asarray(q)
     high, low = xp.maximum(a, b), xp.minimum(a, b)

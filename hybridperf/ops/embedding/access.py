@@ -1,10 +1,5 @@
 """Which rows of a table a batch looks up: distributions, and what follows from them.
 
-`Uniform()`                      every row alike
-`Zipf(exponent, shift)`          the row of rank i in proportion to (i + shift)^-exponent
-`Histogram(shares, mean_reuse)`  how many rows a batch looked up once, twice, ... (`reuse.py`)
-`Indices(values)`                the rows that were looked up
-
 All answer the same questions for `lookups` draws from `rows` rows: `unique_rows`, `histogram` (17
 shares), `hits` in a cache that holds so many rows, and the classes of rows of equal probability
 that the rest is computed from. Parameters may be traced by JAX: answers are differentiable in them.
@@ -27,6 +22,7 @@ from hybridperf.ops.embedding import distance, reuse
 # shares of three digits leave the mean, which hangs on the rarest bins, open by so much
 _MEAN_SLACK = 0.05
 _LEAST_RATE = 1e-15  # lookups to expect of a row that none is told of, where JAX keeps it
+_LEAST_SHARE = 1e-12  # a piece that nobody looks into is a table all the same
 _SUM_SLACK = 0.01  # a printed histogram of 17 shares with three digits sums to one so exactly
 _EXACT_RANKS = 64  # ranks taken one by one: the head carries most of a skewed distribution
 _BINS = 512  # geometric bins for all other ranks: mean probability within 1 % of the row's own
@@ -51,11 +47,15 @@ class Access(abc.ABC):
 
     def hits(self, lookups: Any, rows: Any, held_rows: Any) -> Any:
         """Share of a batch's lookups found in a cache that holds `held_rows` [...] rows of the
-        table and starts empty.
-
-        `lookups` infinite: of an endless stream, the cache full.
+        table and starts empty; of infinitely many lookups, in a full one.
         """
         return distance.hits(*self.classes(lookups, rows), lookups, held_rows)
+
+    def pieces(self, rows: Sequence[float]) -> Sequence[tuple[Any, Access]]:
+        """(share of the lookups, how they fall) of each piece of so many rows (`row_pieces`); where
+        rows are not told apart, that of its rows.
+        """
+        return [(n / sum(rows), self) for n in rows]
 
     def check(self, rows: float | None = None) -> None:  # noqa: B027  nothing is wrong by default
         """`InputError` for a wrong parameter, or one that fits no table of so many rows."""
@@ -73,11 +73,8 @@ class Uniform(Access):
 
 @dataclasses.dataclass(frozen=True)
 class Zipf(Access):
-    """Access to an embedding table by a Zipf-Mandelbrot law: p ~ (rank + shift)^-exponent.
-
-    The first ranks are classes of one row and all others geometric bins of the rank, each row of a
-    bin with the bin's mean probability. JAX may trace both parameters, but not the table's number
-    of rows.
+    """Access to an embedding table by a Zipf-Mandelbrot law: p ~ (rank + shift)^-exponent. JAX may
+    trace both parameters, but not the table's number of rows.
     """
 
     exponent: Any  # 0 or more; 0: all rows equally likely
@@ -89,15 +86,26 @@ class Zipf(Access):
         # none vanishes, so that all stays finite
         return count, module.maximum(weight / module.sum(weight * count), _LEAST_P)
 
-    def weight(self, rows: float, reference_shift: Any) -> Any:
-        """Sum of (rank + shift)^-exponent over ranks, in units of rank 1's at another shift."""
-        count, weight = self._weights(rows)
-        module = array_module(weight)
-        first = (1.0 + module.asarray(self.shift)) / (1.0 + reference_shift)
-        return module.sum(weight * count) * module.exp(-self.exponent * module.log(first))
+    def pieces(self, rows: Sequence[float]) -> Sequence[tuple[Any, Access]]:
+        """(j + i k + shift)^-s for i = 0, 1, ... is k^-s (1 + i + shift_j)^-s with shift_j = (j +
+        shift) / k - 1: Zipf-Mandelbrot again; shares are those of the sum of these weights.
+        """
+        k = len(rows)
+        parts = [Zipf(self.exponent, (j + self.shift) / k - 1) for j in range(1, k + 1)]
+        weights = []
+        for n, part in zip(rows, parts, strict=True):
+            count, weight = part._weights(n)
+            module = array_module(weight)
+            first = (1.0 + module.asarray(part.shift)) / (1.0 + parts[0].shift)
+            total = module.sum(weight * count)
+            weights.append(total * module.exp(-self.exponent * module.log(first)))
+        shares = [weight / sum(weights) + _LEAST_SHARE for weight in weights]
+        return list(zip(shares, parts, strict=True))
 
     def _weights(self, rows: float) -> tuple[Any, Any]:
-        """(rows of each class, weight of each of its rows as a share of the first row's) [K]."""
+        """(rows of each class, weight of each of its rows as a share of the first row's) [K]: the
+        first ranks one by one, the others in geometric bins of the rank.
+        """
         exact = int(min(rows, _EXACT_RANKS))
         edges = np.arange(1, exact + 2, dtype=np.float64)
         if rows > exact:
@@ -120,9 +128,8 @@ class Zipf(Access):
 
 @dataclasses.dataclass(frozen=True)
 class Histogram(Access):
-    """Access to an embedding table, counted: how many rows a batch looks up once, twice, ...
-
-    For batches with fewer lookups than were counted, the histogram is thinned binomially.
+    """Access to an embedding table, counted: how many rows a batch looks up once, twice, ...; for
+    batches with fewer lookups than were counted, thinned binomially.
     """
 
     # [17] shares of the different rows looked up 1, 2, 3 to 4, 5 to 8, ... times; they sum to 1
@@ -134,6 +141,12 @@ class Histogram(Access):
         """That of a random part of the counted lookups (binomial thinning)."""
         shares, mean = reuse.thinned(self._shares(), self._mean(), fraction)
         return Histogram(shares, mean, None if self.lookups is None else self.lookups * fraction)
+
+    def pieces(self, rows: Sequence[float]) -> Sequence[tuple[Any, Access]]:
+        if self.lookups is None:
+            return super().pieces(rows)
+        shares = [n / sum(rows) for n in rows]
+        return [(x, dataclasses.replace(self, lookups=self.lookups * x)) for x in shares]
 
     def _mean(self) -> Any:
         return reuse.mean_of(self._shares()) if self.mean_reuse is None else self.mean_reuse
@@ -246,9 +259,8 @@ class Histogram(Access):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Indices(Access):
-    """Access to an embedding table, recorded: the rows that were looked up, in any order.
-
-    For batches with fewer lookups than were recorded, each is kept with equal chance.
+    """Access to an embedding table, recorded: the rows that were looked up, in any order; for
+    batches with fewer lookups, each is kept with equal chance.
     """
 
     values: Any  # row numbers from 0, whole, of any shape
@@ -287,6 +299,18 @@ class Indices(Access):
         if each[0] == 1 and (rare := float(rows) - how_many[1:].sum()) > how_many[0]:
             p[0], how_many[0] = p[0] * how_many[0] / rare, rare
         return how_many, p
+
+    def pieces(self, rows: Sequence[float]) -> Sequence[tuple[Any, Access]]:
+        """The recorded lookups of each piece, its rows numbered again from zero."""
+        met, place, times = np.unique(self.values, return_inverse=True, return_counts=True)
+        if len(met) < len(rows):
+            few = f"its recorded lookups are of {len(met)} rows, too few for {len(rows)} pieces"
+            raise InputError(f"{few} by row; split it in fewer")
+        rank = np.empty(len(met), np.int64)
+        rank[np.argsort(-times, kind="stable")] = np.arange(len(met))
+        of = rank[place.ravel()]
+        masks = [of % len(rows) == at for at in range(len(rows))]
+        return [(mine.mean(), Indices(of[mine] // len(rows))) for mine in masks]
 
     def check(self, rows: float | None = None) -> None:
         whole = "expected rows as whole numbers of zero or more"

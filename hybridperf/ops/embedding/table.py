@@ -1,15 +1,5 @@
 """An embedding table as a model has it: rows of numbers, of which every sample looks up some and
 sums them; and what a table is whose rows are dealt out in pieces.
-
-Rows are dealt out in the order of how often they are looked up: piece j of k (from 1) holds the
-rows of rank j, j + k, j + 2k, ... Each row keeps its lookups, so all pieces together meet as many
-different rows as the whole table, and the first piece, with the hottest row, has the most lookups.
-
-Zipf         (j + i k + shift)^-s for i = 0, 1, ... is k^-s (1 + i + shift_j)^-s with shift_j = (j +
-             shift) / k - 1: Zipf-Mandelbrot again; a piece's share of the lookups is its share of
-             the sum of these weights
-Indices      the lookups of the rows that are dealt to it
-Histogram    rows are not told apart: the same histogram, 1 / k of the lookups
 """
 
 from __future__ import annotations
@@ -23,19 +13,9 @@ import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io.errors import InputError
-from hybridperf.ops.embedding.access import (
-    Access,
-    Histogram,
-    Indices,
-    Uniform,
-    Zipf,
-    is_number,
-    is_real,
-    traced,
-)
+from hybridperf.ops.embedding.access import Access, Uniform, is_number, is_real, traced
 
 _LARGEST, _MOST_POOLING = 1e30, 1e15  # sums of them are numbers; memory allows far less
-_LEAST_SHARE = 1e-12  # a piece that nobody looks into is a table all the same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +145,12 @@ def check_names(tables: Sequence[Table]) -> None:
 
 
 def row_pieces(table: Table, count: int) -> list[Table]:
-    """`count` tables with a table's rows between them, the first with the hottest."""
+    """`count` tables with a table's rows between them, dealt out in the order of how often they are
+    looked up: piece j of k (from 1) holds the rows of rank j, j + k, j + 2k, ...
+
+    Each row keeps its lookups, so all pieces together meet as many different rows as the whole
+    table, and the first piece, with the hottest row, has the most lookups.
+    """
     if not 1 <= count <= table.rows:
         expected = f"expected 1 to {table.rows:g} pieces of it by row, got {count}"
         raise InputError(f"table {table.name} has {table.rows:g} rows, {expected}")
@@ -173,32 +158,7 @@ def row_pieces(table: Table, count: int) -> list[Table]:
         return [table]
     whole = float(table.rows)
     rows = [whole // count + float(at < whole % count) for at in range(count)]
-    shares: list[Any] = [n / whole for n in rows]  # of the lookups
-    accesses = [table.access] * count
-    match table.access:
-        case Zipf(exponent, shift):
-            pieces = [Zipf(exponent, (at + 1 + shift) / count - 1) for at in range(count)]
-            weights = [one.weight(n, pieces[0].shift) for n, one in zip(rows, pieces, strict=True)]
-            shares = [weight / sum(weights) + _LEAST_SHARE for weight in weights]
-            accesses = [*pieces]
-        case Indices(values):
-            shares, accesses = _recorded(table, np.asarray(values).ravel(), count)
-        case Histogram(histogram, mean_reuse, lookups) if lookups is not None:
-            accesses = [Histogram(histogram, mean_reuse, lookups * share) for share in shares]
     return [
         dataclasses.replace(table, rows=n, pooling=table.pooling * share, access=access)
-        for n, share, access in zip(rows, shares, accesses, strict=True)
+        for n, (share, access) in zip(rows, table._named(table.access.pieces, rows), strict=True)
     ]
-
-
-def _recorded(table: Table, values: np.ndarray, count: int) -> tuple[list[Any], list[Access]]:
-    """Of each piece its share of the recorded lookups and these, its rows numbered from zero."""
-    met, place, times = np.unique(values, return_inverse=True, return_counts=True)
-    if len(met) < count:
-        few = f"its recorded lookups are of {len(met)} rows, too few for {count} pieces by row"
-        raise InputError(f"table {table.name}: {few}; split it in fewer")
-    rank = np.empty(len(met), np.int64)
-    rank[np.argsort(-times, kind="stable")] = np.arange(len(met))
-    of = rank[place.ravel()]
-    masks = [of % count == at for at in range(count)]
-    return [mine.mean() for mine in masks], [Indices(of[mine] // count) for mine in masks]
