@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from hybridperf.ops import OpCall, columns
-from hybridperf.ops.embedding import zipf_classes
+from hybridperf.ops.embedding import Zipf
 from hybridperf.workloads.ratios import FUSED_ATTENTION
 from hybridperf.workloads.torch.calls import NAMES
 from hybridperf.workloads.torch.ops import kernels
@@ -366,7 +366,8 @@ def _argument(
 
 def _drawn(of: Lookups, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """`Lookups.draw` on the GPU."""
-    count, p = (torch.as_tensor(one) for one in zipf_classes(float(of.rows), of.exponent, of.shift))
+    access = Zipf(of.exponent, of.shift)
+    count, p = (torch.as_tensor(one) for one in access.classes(1, of.rows))
 
     def double() -> Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64)

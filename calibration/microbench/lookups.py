@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from hybridperf.ops import EmbeddingBag, EmbeddingBagBackward, columns, lookup_calls
-from hybridperf.ops.embedding import LookupStream, Table, Zipf, distances, met, zipf_classes
+from hybridperf.ops.embedding import LookupStream, Table, Zipf, distances, met
 from hybridperf.ops.embedding_bag import Direction
 
 _Bags = EmbeddingBag | EmbeddingBagBackward
@@ -40,7 +40,7 @@ class Lookups:
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Row numbers, int32."""
-        count, p = zipf_classes(float(self.rows), self.exponent, self.shift)
+        count, p = Zipf(self.exponent, self.shift).classes(1, self.rows)
         drawn = np.searchsorted(np.cumsum(count * p), rng.random(shape))
         of_class = np.minimum(drawn, len(count) - 1)
         first = np.cumsum(count) - count

@@ -31,9 +31,10 @@ from hybridperf.learning.prior.rows import NOTHING
 from hybridperf.ops import GROUPS, Gpu, Op, columns, columns_of, op_by_name, op_names
 from hybridperf.ops.attention import run_by
 from hybridperf.ops.gemm import Product
-from hybridperf.ops.inputs import Gathered, gathered, gpu_inputs
+from hybridperf.ops.inputs import gpu_inputs
 from hybridperf.ops.quantise import SCHEMES, scheme_dtype
 from hybridperf.ops.rows import RowMachine, goes_by_rows, is_dated, row_work
+from hybridperf.ops.sparse import Sparse
 from hybridperf.ops.table import OpRows
 from hybridperf.ops.tiles import STEP_FLOPS, blocks, serial_steps
 
@@ -188,9 +189,8 @@ def _own_form(
     """(form of the rows `keep`, what it reads besides arithmetic, what bounds them, the scatter of
     libraries).
     """
-    of = gathered(part.op)
-    if of is not None:
-        return GATHER_ROOFLINE, _gathers(of, memory_bytes_per_s, gpu, whole)[keep], np.inf, 0.0
+    if isinstance(part.op, Sparse):
+        return GATHER_ROOFLINE, _gathers(part.op, memory_bytes_per_s, gpu, whole)[keep], np.inf, 0.0
     if not goes_by_rows(part.op) or machine is None:
         return WAVE_ROOFLINE, None, np.inf, 0.0
     framework = part.labels.get("framework", np.full(len(part.rows), "", object))
@@ -206,16 +206,17 @@ def _own_form(
 
 
 def _gathers(
-    of: Gathered, memory_bytes_per_s: Array, gpu: Gpu, whole: Callable[[Array], Array]
+    op: Sparse, memory_bytes_per_s: Array, gpu: Gpu, whole: Callable[[Array], Array]
 ) -> Array:
     """What rows gather, as `gather_form.WORK` names it after arithmetic."""
-    seconds = (of.again_bytes, of.first_bytes, of.beside_bytes, of.index_bytes)
+    seconds = (op.again_bytes(), op.first_bytes(), op.beside_bytes(), op.index_bytes())
     amounts = [floats(one) / memory_bytes_per_s for one in seconds]
-    amounts += [floats(of.first_bytes) / of.columns / gpu.l2_bytes]
-    amounts += [of.columns, of.longest, of.row_bytes]
-    module = array_module(*amounts, of.skew)
+    amounts += [floats(op.first_bytes()) / op.n / gpu.l2_bytes]
+    amounts += [op.n, op.longest(), op.row_bytes()]
+    skew = op.skew()
+    module = array_module(*amounts, skew)
     logs = [module.log(module.maximum(whole(one), NOTHING)) for one in amounts]
-    return module.stack([*logs, whole(of.skew)], 1)
+    return module.stack([*logs, whole(skew)], 1)
 
 
 def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, np.ndarray]:

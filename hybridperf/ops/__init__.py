@@ -2,21 +2,10 @@
 its class.
 """
 
-from hybridperf.ops import (  # register their ops
-    attention,
-    convolution,
-    embedding_bag,
-    gemm,
-    latent_attention,
-    loops,
-    moe,
-    movement,
-    quantise,
-    sparse,
-)
 from hybridperf.ops.attention import (
     DecodeAttention,
     EncoderAttention,
+    LatentAttention,
     PrefillAttention,
     attention_of,
 )
@@ -34,8 +23,7 @@ from hybridperf.ops.base import (
 from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward, lookup_calls
 from hybridperf.ops.gemm import BatchedGemm, Gemm
-from hybridperf.ops.inputs import Gathered, Gpu
-from hybridperf.ops.latent_attention import LatentAttention
+from hybridperf.ops.inputs import Gpu
 from hybridperf.ops.loops import (
     Cumulative,
     Elementwise,
@@ -65,11 +53,9 @@ from hybridperf.ops.sparse import SDDMM, NMGemm, SpMM
 __all__ = [
     "FUSED", "GROUPS", "SDDMM", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy",
     "Cumulative", "DecodeAttention", "EagerOp", "Elementwise", "EmbeddingBag",
-    "EmbeddingBagBackward", "EncoderAttention", "Fused", "Gather", "Gathered", "Gemm", "Gpu",
+    "EmbeddingBagBackward", "EncoderAttention", "Fused", "Gather", "Gemm", "Gpu",
     "LatentAttention", "LoopTrip", "Moe", "NMGemm", "Norm", "Op", "OpCall", "OptimizerUpdate",
-    "PrefillAttention", "Quantise", "Random",
-    "Reduction", "RmsNorm", "ScatterAdd", "Softmax", "Sort", "SpMM", "Transpose", "attention",
-    "attention_of", "columns", "columns_of", "convolution", "embedding_bag", "gemm",
-    "latent_attention", "lookup_calls", "loops", "moe", "movement", "op_by_name", "op_names",
-    "quantise", "run_on", "sparse",
+    "PrefillAttention", "Quantise", "Random", "Reduction", "RmsNorm", "ScatterAdd", "Softmax",
+    "Sort", "SpMM", "Transpose", "attention_of", "columns", "columns_of", "lookup_calls",
+    "op_by_name", "op_names", "run_on",
 ]  # fmt: skip

@@ -41,7 +41,6 @@ SHARES: Mapping[str, Mapping[str, float]] = {
 # aten/src/ATen/native/transformers/cuda/sdp_utils.h). Models of wider ones ran unfused, as Pythia
 # 1B's settings, alone of theirs, have it (pythia-1b.yml of github.com/EleutherAI/pythia).
 WIDEST_HEADS: Mapping[str, int] = {"flash1": 128}
-KERNELS = ("", *SHARES)  # empty: the op model's own
 _WHOLE_SEQUENCES = ("prefill_attention", "encoder_attention")  # groups
 
 # cuDNN's forward kernels on an H200 (`calibration/measured`, an H100's are alike): seven shapes of
@@ -95,11 +94,12 @@ _LONG_SEQUENCE, _HEADS, _HEAD_DIM = (16384.0, 16.0, 128.0)
 def published_factor(
     kernel: str, dtype: str, arch: str, device: DeviceSpec, seconds: Callable[[OpCall], float]
 ) -> float:
-    """Seconds of a kernel, forward and backward, over those of `seconds`; 1 where unpublished."""
-    share = published_share(kernel, arch)
-    if share is None:
-        return 1.0
+    """Seconds of a kernel of published share, forward and backward, over those of `seconds`."""
     attention = PrefillAttention(dtype, 1.0, _LONG_SEQUENCE, _HEADS, _HEAD_DIM)
     once = OpCall(attention, issued_apart=True)
     flops = (1 + _BACKWARD_FLOPS) * float(once.op.work().flops)
-    return flops / (share * device.peak(dtype, "matrix")) / (seconds(once) * (1 + BACKWARD))
+    return (
+        flops
+        / (SHARES[kernel][arch] * device.peak(dtype, "matrix"))
+        / (seconds(once) * (1 + BACKWARD))
+    )

@@ -1,4 +1,4 @@
-"""What an op answers: which group it is calibrated with, and its work.
+"""What an op answers: which group it is calibrated with, and its work; how tables write it.
 
 A new op is a final subclass of `Op`: a frozen dataclass whose fields are the columns of a
 measurement table, written for one op. Its fields hold floats; NumPy columns and JAX tracers pass
@@ -9,21 +9,19 @@ it under the names that tables use:
     @dataclasses.dataclass(frozen=True)
     class Copy(Op): ...
 
-`columns.py` is how tables write an op, `inputs.py` and `tiles.py` ask what learned corrections and
-GPU kernels see of it.
+`inputs.py` and `tiles.py` ask what learned corrections and GPU kernels see of it.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, Unit
 from hybridperf.io import unknown
-from hybridperf.io.namespace import array_module
-from hybridperf.ops.columns import Columns
+from hybridperf.io.namespace import Array, array_module
 from hybridperf.ops.roofline import Work
 
 # Ops of one group share knobs. The order is the order of knob arrays; models store names, so
@@ -115,6 +113,56 @@ class OpCall:
     variant: str = ""  # how, where that decides which of its kernels (`model/kernels.toml`)
 
 
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """How tables write an op, besides its fields' own names. Fields with a default are optional,
+    and words are `text`, without being named.
+    """
+
+    # columns a table may lack, with the value meant then
+    optional: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # columns of other people's tables -> ours
+    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    zero_allowed: frozenset[str] = frozenset()  # dimensions that may be zero
+    # fields of words, which change the work, with their default: what an empty cell means
+    text: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # words that tables write where a flag of ours is a number
+    words: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # optional dimension: (label, part of its text -> value)
+    implied: Mapping[str, tuple[str, Mapping[str, float]]] = dataclasses.field(default_factory=dict)
+    # field of words: (word, dtype) -> the word as we write it; `InputError` for one that is unknown
+    readers: Mapping[str, Callable[[str, str], str]] = dataclasses.field(default_factory=dict)
+    # of an op with columns [N]: (whether sizes contradict each other [N], what they must be)
+    contradictions: Callable[[Any], Sequence[tuple[Array, str]]] = lambda op: ()
+    # (dtype of operands, device) -> the number format that libraries choose there
+    dtype_on: Callable[[str, DeviceSpec], str] = lambda dtype, device: dtype
+
+    def read_text(self, field: str, word: str, dtype: str) -> str:
+        """A word as we write it; `InputError` for one that is unknown."""
+        return self.readers[field](word, dtype) if field in self.readers else word
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Columns:
+        """The same, where an op's fields have these defaults."""
+        numbers = {name: value for name, value in defaults.items() if isinstance(value, float)}
+        words = {name: value for name, value in defaults.items() if isinstance(value, str)}
+        return dataclasses.replace(
+            self, optional={**numbers, **self.optional}, text={**words, **self.text},
+            zero_allowed=self.zero_allowed.union(name for name in numbers if not numbers[name]),
+        )  # fmt: skip
+
+
+def one_of(what: str, words: Sequence[str], kinds: str) -> Callable[[str, str], str]:
+    """Reader of a field that holds one of some words, which errors call `kinds`."""
+
+    def read(word: str, dtype: str) -> str:
+        del dtype
+        if word not in words:
+            raise unknown(what, word, words, f"{kinds} are {', '.join(words)}")
+        return word
+
+    return read
+
+
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}
 _COLUMNS: dict[type[Op], Columns] = {}
 
@@ -122,11 +170,10 @@ _COLUMNS: dict[type[Op], Columns] = {}
 def register(
     *names: str, columns: Columns | None = None, **fixed: Any
 ) -> Callable[[type[Op]], type[Op]]:
-    """Class decorator: the op's names in tables; `fixed` gives fields that the name decides.
+    """Class decorator: the op's names in tables; `fixed` gives fields that the name decides;
+    `columns`, once per class, at the first of several names.
 
-    `columns`: how tables write it, once per class, at the first of several names; nothing where the
-    fields say all. Models are loaded after all ops are registered: a new group has no knobs in
-    older ones.
+    Models are loaded after all ops are registered: a new group has no knobs in older ones.
     """
 
     def add(cls: type[Op]) -> type[Op]:

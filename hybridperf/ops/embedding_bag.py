@@ -38,33 +38,26 @@ import scipy
 
 from hybridperf.io.errors import InputError
 from hybridperf.io.namespace import Array, array_module, reals
-from hybridperf.ops.base import Op, OpCall, register
-from hybridperf.ops.columns import Columns
+from hybridperf.ops.base import Columns, Op, OpCall, one_of, register
 from hybridperf.ops.embedding import LookupStream, Table, check_names, distances, lookups_within
-from hybridperf.ops.inputs import (
-    Gpu,
-    gpu_inputs,
-    log2_ratio,
-    log_sizes,
-    log_sizes_base2,
-    shape_inputs,
-    tails,
-)
+from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log2_ratio, log_of, shape_inputs, tails
 from hybridperf.ops.movement import INDEX_BYTES, scattered_lines
 from hybridperf.ops.roofline import Work
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
-DUPLICATES = ("merged", "each")
+_READERS = {
+    "optimizer": one_of("optimizer", OPTIMIZERS, "those of embedding tables"),
+    "duplicates": one_of("duplicates", ("merged", "each"), "ways with them"),
+}
 HOT_LOOKUPS = 16.0  # a row that is looked up more often in a batch is hot
 _STATE_BYTES = 4.0  # optimizers keep single precision
 _SECTOR_BYTES = 32.0  # least that memory moves for one number
 # of one index and its place, by radix: four passes over eight bits that each read and write eight
 # bytes
 _SORT_BYTES = 64.0
-# per number: w - r g; s + g g, w - r g / sqrt(s); its mean by row
-_UPDATE_FLOPS = {"sgd": 2.0, "adagrad": 5.0, "rowwise_adagrad": 4.0}
 
 Direction = Literal["forward", "backward"]
+_ACCESS = ("unique", "distance", "spread", "once", "hot")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +80,16 @@ class _Bags(Op):
         """Rows looked up."""
         return self.batch * self.pooling
 
+    def row_bytes(self) -> Array:
+        """Bytes of a row."""
+        return self.dim * self.element_bytes
+
     def access(self) -> Mapping[str, Array]:
         """`unique, distance, spread, once, hot`: as given, or of uniform access."""
-        names = ("unique", "distance", "spread", "once", "hot")
-        given = [getattr(self, name) for name in names]
         module, batch, pooling, rows, tables, *values = reals(
-            self.batch, self.pooling, self.rows, self.tables, *given
-        )
+            self.batch, self.pooling, self.rows, self.tables,
+            *(getattr(self, name) for name in _ACCESS),
+        )  # fmt: skip
         each = module.maximum(rows / tables, 1.0 + 1e-9)
         mean = batch * pooling / tables / each  # lookups of a row
         seen = -module.expm1(mean * each * module.log1p(-1.0 / each))
@@ -108,28 +104,25 @@ class _Bags(Op):
         )
         known = values[0] > 0
         chosen = (module.where(known, *pair) for pair in zip(values, uniform, strict=True))
-        return dict(zip(names, chosen, strict=True))
-
-    def result(self) -> Array:
-        """Numbers of the pooled result."""
-        module, width, dim, tables = reals(self.width, self.dim, self.tables)
-        return self.batch * module.where(width > 0, width, tables * dim)
+        return dict(zip(_ACCESS, chosen, strict=True))
 
     def streamed_bytes(self) -> Array:
         """Bytes of bags, indices and offsets."""
+        module, width, dim, tables = reals(self.width, self.dim, self.tables)
+        result = self.batch * module.where(width > 0, width, tables * dim)
         indices = self.lookups() + self.batch * self.tables
-        return self.result() * self.element_bytes + INDEX_BYTES * indices
+        return result * self.element_bytes + INDEX_BYTES * indices
 
 
 @shape_inputs.register(_Bags)
 def _(op: _Bags) -> dict[str, Array]:
     access = op.access()
-    module = array_module(*access.values(), op.batch, op.pooling)
+    unique = access["unique"]
+    module = array_module(unique, op.batch, op.pooling)
     return {
-        **log_sizes(op, "batch", "pooling", "rows", "dim", unique=access["unique"]),
-        **log_sizes(op, "tables"),
+        **log_of(op, "batch", "pooling", "rows", "dim", "tables", unique=unique),
         **tails(16, dim=op.dim),
-        "reuse": module.log2(op.lookups() / module.maximum(access["unique"], 1e-9)),
+        "reuse": module.log2(op.lookups() / module.maximum(unique, 1e-9)),
         "once": access["once"],
         "hot": access["hot"],
     }
@@ -137,20 +130,15 @@ def _(op: _Bags) -> dict[str, Array]:
 
 @gpu_inputs.register(_Bags)
 def _(op: _Bags, gpu: Gpu) -> dict[str, Array]:
-    access, work = op.access(), op.work()
-    row_bytes = op.dim * op.element_bytes
+    access, work, row_bytes = op.access(), op.work(), op.row_bytes()
     unique, distance = access["unique"], access["distance"]
     return {
-        **log_sizes_base2(op, "batch", "pooling", "rows", "dim", "tables"),
-        **log_sizes_base2(unique=unique, distance=distance, bytes=work.bytes, flops=work.flops),
-        "log2_bytes_per_l2": log2_ratio(work.bytes, gpu.l2_bytes),
-        "log2_distance_per_l2": log2_ratio(distance * row_bytes, gpu.l2_bytes),
-        "log2_unique_per_l2": log2_ratio(unique * row_bytes, gpu.l2_bytes),
+        **log2_of(op, "batch", "pooling", "rows", "dim", "tables"),
+        **log2_of(unique=unique, distance=distance, bytes=work.bytes, flops=work.flops),
+        **gpu.per_l2(bytes=work.bytes, distance=distance * row_bytes, unique=unique * row_bytes),
         **tails(32, dim=op.dim),
         "reuse": log2_ratio(op.lookups(), unique),
-        "spread": access["spread"],
-        "once": access["once"],
-        "hot": access["hot"],
+        **{name: access[name] for name in ("spread", "once", "hot")},
     }
 
 
@@ -159,8 +147,7 @@ class EmbeddingBag(_Bags):
     """Rows looked up in `tables` tables and summed into bags; a step is one lookup."""
 
     def work(self) -> Work:
-        access, lookups = self.access(), self.lookups()
-        row_bytes = self.dim * self.element_bytes
+        access, lookups, row_bytes = self.access(), self.lookups(), self.row_bytes()
         return Work(
             flops=lookups * self.dim,
             bytes=lookups * row_bytes + self.streamed_bytes(),
@@ -171,17 +158,7 @@ class EmbeddingBag(_Bags):
         )
 
 
-def _read_word(field: str, word: str, dtype: str) -> str:
-    """A known optimizer or way with duplicates."""
-    del dtype
-    known = OPTIMIZERS if field == "optimizer" else DUPLICATES
-    if word not in known:
-        problem = f"unknown {field} {word!r} of embedding tables"
-        raise InputError(f"{problem}: known are {', '.join(known)}")
-    return word
-
-
-@register("embedding_bag_backward", columns=Columns(read_text=_read_word))
+@register("embedding_bag_backward", columns=Columns(readers=_READERS))
 @dataclasses.dataclass(frozen=True)
 class EmbeddingBagBackward(_Bags):
     """The looked-up rows updated by the gradients of their bags; a step is one lookup."""
@@ -194,22 +171,21 @@ class EmbeddingBagBackward(_Bags):
         return {"embedding_bag_scatter": self.duplicates == "each", self.group: True}
 
     def work(self) -> Work:
-        access, lookups = self.access(), self.lookups()
-        row_bytes = self.dim * self.element_bytes
+        access, lookups, row_bytes = self.access(), self.lookups(), self.row_bytes()
         merged = self.duplicates == "merged"
         updated = access["unique"] if merged else lookups
-        of_optimizer = {  # bytes of state a row, roots
-            "sgd": (0.0, 0.0),
-            "adagrad": (self.dim * _STATE_BYTES, updated * self.dim),
-            "rowwise_adagrad": (_SECTOR_BYTES, updated),
-        }
-        state_bytes, roots = of_optimizer[self.optimizer]
+        state_bytes, roots, flops = {  # of a row, of all, of a number: w - r g;
+            "sgd": (0.0, 0.0, 2.0),
+            # s + g g, w - r g / sqrt(s)
+            "adagrad": (self.dim * _STATE_BYTES, updated * self.dim, 5.0),
+            "rowwise_adagrad": (_SECTOR_BYTES, updated, 4.0),  # its mean by row
+        }[self.optimizer]
         distance = access["distance"]
         if merged:  # a row comes once in a batch: at least all others lie between
             distance = array_module(distance, updated).maximum(distance, updated)
         rows_bytes = 2.0 * updated * (row_bytes + state_bytes)
         return Work(
-            flops=lookups * self.dim + _UPDATE_FLOPS[self.optimizer] * updated * self.dim,
+            flops=lookups * self.dim + flops * updated * self.dim,
             transcendentals=roots,
             bytes=self.streamed_bytes() + rows_bytes + _SORT_BYTES * merged * lookups,
             reuse_bytes=distance * row_bytes,
@@ -254,43 +230,31 @@ def lookup_calls(
         if table.dtype != dtype:
             expected = f"table {table.name}: expected {dtype} as in {name}, got {table.dtype}"
             raise InputError(f"{expected}; a kernel is of one format")
+    options = {"optimizer": optimizer, "duplicates": duplicates}
     if direction == "backward":
-        for option, word in (("optimizer", optimizer), ("duplicates", duplicates)):
-            _read_word(option, word, dtype)
+        for option, word in options.items():
+            _READERS[option](word, dtype)
         if duplicates == "each" and optimizer != "sgd":
             why = "its state needs a row's whole gradient"
             raise InputError(f"expected merged duplicates with {optimizer}: {why}")
-    again = in_step and direction == "backward"
-    sums = _summed(tables, beside, batch, direction, again, alike)
-    if direction == "forward":
-        return OpCall(EmbeddingBag(dtype, batch, **sums))
-    options = {"optimizer": optimizer, "duplicates": duplicates}
-    return OpCall(EmbeddingBagBackward(dtype, batch, **sums, **options))
-
-
-def _summed(
-    tables: Sequence[Table], beside: Sequence[Table], batch: Array, direction: Direction,
-    again: bool, alike: float,
-) -> dict[str, Array]:  # fmt: skip
-    """Dimensions of the fused op."""
     lookups = [table.lookups(batch) for table in tables]
     unique = [table.unique_rows(batch) for table in tables]
     shares = [table.histogram(batch) for table in tables]
     moved = lookups if direction == "forward" else unique
-    dim = sum(m * table.dim for m, table in zip(moved, tables, strict=True)) / sum(moved)
     streams = [
         LookupStream(*t.classes(batch), t.lookups(batch), t.row_bytes, t.unique_rows(batch), many)
         for of, many in ((tables, alike), (beside, 1.0))
         for t in of
     ]
+    again = in_step and direction == "backward"
     distance_bytes, spread = distances(streams, len(tables), again)
     row_bytes = sum(n * table.row_bytes for n, table in zip(lookups, tables, strict=True))
     cold = [u * lookups_within(s, HOT_LOOKUPS) for u, s in zip(unique, shares, strict=True)]
     hot = 1.0 - sum(cold) / sum(lookups)
-    return {
+    sizes: dict[str, Any] = {
         "pooling": alike * sum(table.pooling for table in tables),
         "rows": alike * sum(table.rows for table in tables),
-        "dim": dim,
+        "dim": sum(m * table.dim for m, table in zip(moved, tables, strict=True)) / sum(moved),
         "tables": alike * len(tables),
         "width": alike * sum(table.dim for table in tables),
         "unique": alike * sum(unique),
@@ -299,3 +263,6 @@ def _summed(
         "once": sum(u * s[0] for u, s in zip(unique, shares, strict=True)) / sum(unique),
         "hot": array_module(hot).clip(hot, 0.0, 1.0),
     }
+    if direction == "forward":
+        return OpCall(EmbeddingBag(dtype, batch, **sizes))
+    return OpCall(EmbeddingBagBackward(dtype, batch, **sizes, **options))

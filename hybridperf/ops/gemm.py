@@ -16,18 +16,9 @@ from typing import Any, ClassVar
 
 from hybridperf.hardware import DTYPE_BYTES, Unit
 from hybridperf.io.namespace import Array, floats
-from hybridperf.ops.base import Op, register
-from hybridperf.ops.columns import Columns
-from hybridperf.ops.inputs import (
-    Gpu,
-    gpu_inputs,
-    log2_ratio,
-    log_sizes,
-    log_sizes_base2,
-    shape_inputs,
-    tails,
-)
-from hybridperf.ops.quantise import SCHEMES, known_scheme, scheme_dtype, scheme_flags
+from hybridperf.ops.base import Columns, Op, register
+from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log_of, shape_inputs, tails
+from hybridperf.ops.quantise import QUANT, scheme_dtype, scheme_flags, scheme_of
 from hybridperf.ops.roofline import Work, streamed
 from hybridperf.ops.tiles import blocks, product_inputs, product_steps, serial_steps, tile_count
 
@@ -36,6 +27,10 @@ FLOPS_PER_MULTIPLY_ADD = 2.0
 # 0.25 ns)
 PRODUCT_STEPS = 1000.0
 _LEAST_CUT_BYTES = 2.0
+_COLUMNS = Columns(
+    synonyms={"ta": "transposed_a", "tb": "transposed_b"}, words={"N": 0.0, "T": 1.0},
+    readers=QUANT,
+)  # fmt: skip
 
 
 class Product(Op):
@@ -49,19 +44,7 @@ class Product(Op):
 
     @property
     def peak_dtype(self: Any) -> str:
-        """The scheme's."""
         return scheme_dtype(self.dtype, self.quant)
-
-
-def _scheme(field: str, word: str, dtype: str) -> str:
-    del field, dtype
-    return known_scheme(word)
-
-
-_COLUMNS = Columns(
-    synonyms={"ta": "transposed_a", "tb": "transposed_b"}, words={"N": 0.0, "T": 1.0},
-    read_text=_scheme,
-)  # fmt: skip
 
 
 @register("gemm", "matmul", bias=0.0)
@@ -82,11 +65,8 @@ class Gemm(Product):
 
     def work(self) -> Work:
         m, n, k = self.m, self.n, self.k
-        moved = (m * k + k * n + m * n + self.bias * n) * self.element_bytes
-        if self.quant:
-            moved = _quantised_bytes(self) + self.bias * n * SCHEMES[self.quant].outgoing_bytes
         return streamed(
-            moved,
+            _product_bytes(self) + self.bias * n * scheme_of(self).outgoing_bytes,
             flops=FLOPS_PER_MULTIPLY_ADD * m * n * k + self.bias * m * n,
             # with both transposed the other operand is packed against its grain, too
             strided_reads=self.transposed_a * (m * k + self.transposed_b * n * k),
@@ -94,11 +74,6 @@ class Gemm(Product):
             # operands are packed and results written one by one, wherever they come from
             steps=m * k + k * n + m * n,
         )
-
-
-blocks.register(Gemm, lambda op: tile_count(op.m, op.n))
-serial_steps.register(Gemm, lambda op, gpu: _steps(op, gpu))
-gpu_inputs.register(Gemm, lambda op, gpu: {**_product_inputs(op, gpu), "bias": op.bias})
 
 
 # the last two: latent attention's projections of one token per head
@@ -119,11 +94,8 @@ class BatchedGemm(Product):
 
     def work(self) -> Work:
         m, n, k = self.m, self.n, self.k
-        moved = self.batch * (m * k + k * n + m * n) * self.element_bytes
-        if self.quant:
-            moved = self.batch * _quantised_bytes(self)
         return streamed(
-            moved,
+            self.batch * _product_bytes(self),
             flops=FLOPS_PER_MULTIPLY_ADD * self.batch * m * n * k,
             strided_reads=self.batch * (self.transposed_a * m * k + self.transposed_b * n * k),
             strided_bytes=m * k * self.element_bytes,
@@ -131,55 +103,53 @@ class BatchedGemm(Product):
         )
 
 
-shape_inputs.register(BatchedGemm, lambda op: {**_product_shape(op), **log_sizes(batch=op.batch)})
-blocks.register(BatchedGemm, lambda op: op.batch * tile_count(op.m, op.n))
-serial_steps.register(BatchedGemm, lambda op, gpu: _steps(op, gpu, op.batch))
+def _product_bytes(op: Gemm | BatchedGemm) -> Array:
+    """Bytes of one product."""
+    scheme = scheme_of(op)
+    activations = op.m * op.k * scheme.activation_bytes
+    return activations + op.k * op.n * scheme.weight_bytes + op.m * op.n * scheme.outgoing_bytes
 
 
-@gpu_inputs.register(BatchedGemm)
-def _(op: BatchedGemm, gpu: Gpu) -> dict[str, Array]:
-    return {**_product_inputs(op, gpu, op.batch), **log_sizes_base2(batch=op.batch)}
+@blocks.register(Product)
+def _(op: Any) -> Array:
+    return _batch(op) * tile_count(op.m, op.n)
 
 
-def _steps(op: Gemm | BatchedGemm, gpu: Gpu, batch: Array = 1.0) -> Array:
+@serial_steps.register(Product)
+def _(op: Any, gpu: Gpu) -> Array:
     # kernels of narrow numbers, measured so far, do not cut k into parts
     may_cut = DTYPE_BYTES[op.peak_dtype] >= _LEAST_CUT_BYTES
-    return product_steps(op.m, op.n, op.k, gpu, batch, may_cut)
+    return product_steps(op.m, op.n, op.k, gpu, _batch(op), may_cut)
 
 
-def _product_shape(op: Gemm | BatchedGemm) -> dict[str, Array]:
+@shape_inputs.register(Product)
+def _(op: Any) -> dict[str, Array]:
     # vectors of 4 to 16 numbers on CPUs, tiles of 64 and 128 on GPUs
     return {
-        **log_sizes(op, "m", "n", "k"),
+        **log_of(op, "m", "n", "k"),
         **tails(4, m=op.m, n=op.n),
         **tails(16, m=op.m, n=op.n, k=op.k),
         **tails(64, m=op.m, n=op.n),
         "transposed_a": op.transposed_a,
         "transposed_b": op.transposed_b,
+        **(log_of(op, "batch") if isinstance(op, BatchedGemm) else {}),
     }
 
 
-shape_inputs.register(Gemm, _product_shape)
-
-
-def _quantised_bytes(op: Gemm | BatchedGemm) -> Array:
-    """Bytes of one product under a scheme."""
-    scheme = SCHEMES[op.quant]
-    return (
-        op.m * op.k * scheme.activation_bytes
-        + op.k * op.n * scheme.weight_bytes
-        + op.m * op.n * scheme.outgoing_bytes
-    )
-
-
-def _product_inputs(op: Gemm | BatchedGemm, gpu: Gpu, batch: Array = 1.0) -> dict[str, Array]:
-    weight_bytes = SCHEMES[op.quant].weight_bytes if op.quant else op.element_bytes
+@gpu_inputs.register(Product)
+def _(op: Any, gpu: Gpu) -> dict[str, Array]:
+    batch = _batch(op)
+    weight_bytes = scheme_of(op).weight_bytes
     return {
         **product_inputs(op.m, op.n, op.k, gpu, batch),
-        "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
-        "log2_weights_per_l2": log2_ratio(batch * op.k * op.n * weight_bytes, gpu.l2_bytes),
+        **gpu.per_l2(bytes=op.work().bytes, weights=batch * op.k * op.n * weight_bytes),
         "transposed_a": op.transposed_a,
         "transposed_b": op.transposed_b,
         "weight_bytes": weight_bytes,
         **scheme_flags(op.quant),
+        **(log2_of(batch=batch) if isinstance(op, BatchedGemm) else {"bias": op.bias}),
     }
+
+
+def _batch(op: Any) -> Array:
+    return op.batch if isinstance(op, BatchedGemm) else 1.0

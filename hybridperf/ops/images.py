@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 
@@ -75,18 +76,14 @@ class GpuFacts:
         )  # fmt: skip
 
     @property
-    def small_l2(self) -> Array:
-        """1 where the L2 cache is small, else 0."""
-        return (floats(self.l2_bytes) < SMALL_L2_BYTES) * 1.0
-
-    @property
     def half_rate(self) -> Array:
         """1 of a card whose tensor cores sum in 32 bits at half rate, else 0."""
         return (floats(self.sums_rate) < 1.0) * 1.0
 
     def shared(self, share: Array, of_small: Array) -> Array:
         """Bytes a second at a share of the bandwidth, which a small L2 lessens by a factor."""
-        return share * of_small**self.small_l2 * self.memory_bytes_per_s
+        is_small = (floats(self.l2_bytes) < SMALL_L2_BYTES) * 1.0
+        return share * of_small**is_small * self.memory_bytes_per_s
 
     def matrix_rate(self, efficiency: Array) -> Array:
         """FLOP/s at an efficiency that was seen at half rate."""
@@ -104,59 +101,48 @@ class GpuFacts:
 LOOPS_SHARE = {"Ada sm_89": 0.93, "Ampere sm_86": 0.93 * 0.908, "": 0.75}
 
 
-@dataclasses.dataclass(frozen=True)
 class ConvolutionForm:
     """Constants of convolutions; of pairs the first is for images plane by plane, the second pixel
     by pixel.
     """
 
-    pointwise: tuple[float, float] = (0.9, 1.08)  # efficiency of 1 x 1
-    spatial: tuple[float, float] = (1.13, 1.13)  # of larger kernels
-    # flops of (1 + this / k): a ramp in the inner dimension
-    ramp: float = 29.0
-    pointwise_memory: float = 0.94  # shares of the bandwidth
-    spatial_memory: float = 0.98
-    pointwise_turns: float = 0.12  # of images plane by plane
-    spatial_turns: float = 0.86
-    inputs: float = 0.94  # efficiency of gradients of inputs, of weights
-    weights: float = 0.71
+    pointwise, spatial = (0.9, 1.08), (1.13, 1.13)  # efficiency of 1 x 1, of larger kernels
+    ramp = 29.0  # flops of (1 + this / k): a ramp in the inner dimension
+    pointwise_memory, spatial_memory = 0.94, 0.98  # shares of the bandwidth
+    pointwise_turns, spatial_turns = 0.12, 0.86  # of images plane by plane
+    inputs, weights = 0.94, 0.71  # efficiency of their gradients
     # of larger kernels with channels that are no multiple of `WHOLE`, in either order: over others
-    odd_back: float = 2.0
-    turned_back: float = 1.17  # turns of a gradient, over a forward pass's
-    small_l2: float = 0.8  # shares of the bandwidth where the L2 cache is small
+    odd_back = 2.0
+    turned_back = 1.17  # turns of a gradient, over a forward pass's
+    small_l2 = 0.8  # shares of the bandwidth where the L2 cache is small
     # a first layer's few channels: padded to `WHOLE`; shares of the bandwidth, forward and back
-    stem: tuple[float, float] = (0.51, 0.38)
+    stem = (0.51, 0.38)
     # depthwise: positions of the kernel that a multiprocessor takes a cycle; share of the bandwidth
-    taps_per_cycle: tuple[float, float] = (8.5, 19.0)
-    depthwise_memory: tuple[float, float] = (0.98, 0.98)
-    depthwise_small_l2: float = 0.72
-    depthwise_inputs: float = 1.7  # a gradient's seconds over a forward pass's
-    depthwise_weights: tuple[float, float] = (2.6, 2.85)
+    taps_per_cycle, depthwise_memory = (8.5, 19.0), (0.98, 0.98)
+    depthwise_small_l2 = 0.72
+    depthwise_inputs, depthwise_weights = (
+        1.7,
+        (2.6, 2.85),
+    )  # gradients' seconds over a forward pass's
     # grouped: channels of a group as if there were so many; turns; a gradient over a forward pass
-    whole_group: tuple[float, float] = (21.0, 16.0)
-    grouped_turns: float = 1.1
-    grouped_back: tuple[float, float] = (2.05, 1.4)
+    whole_group, grouped_turns, grouped_back = (21.0, 16.0), 1.1, (2.05, 1.4)
     # pixel by pixel, cuDNN has kernels of its own for groups of 4, 8, 16 and 32 channels; others
     # take so many times as long, forward and back
-    odd_group: tuple[float, float] = (2.4, 20.0)
+    odd_group = (2.4, 20.0)
 
 
-CONVOLUTION = ConvolutionForm()
 _QUICK_GROUPS = (4.0, 8.0, 16.0, 32.0)
 _STEM_CHANNELS = 4.0
 
 
-def convolution_s(op: Convolution, gpu: GpuFacts, c: ConvolutionForm = CONVOLUTION) -> Array:
+def convolution_s(op: Convolution, gpu: GpuFacts) -> Array:
     """Seconds of a convolution's pass: dense, depthwise or grouped."""
-    groups = floats(op.groups)
+    c, op = ConvolutionForm, op.filled()
+    groups, planes, work = floats(op.groups), floats(op.channels_first), op.work()
     xp = array_module(groups, gpu.memory_bytes_per_s)
-    work, planes = op.work(), floats(op.channels_first)
-
-    def by_order(pair: tuple[float, float]) -> Array:
-        return pair[0] * planes + pair[1] * (1.0 - planes)
-
+    by_order = functools.partial(_by_order, planes=planes)
     x, y, _ = op.parts_bytes()
-    per_group, (kernel, taps) = op.c_in / groups, op.positions()
+    per_group, kernel = op.c_in / groups, op.kh * op.kw
     turned_s = 2.0 * (x + y) / (gpu.loops_share * gpu.memory_bytes_per_s)
     forward, of_inputs = op.direction == "fwd", op.direction == "bwd_inputs"
     point = (floats(kernel) == 1) * 1.0
@@ -196,7 +182,7 @@ def convolution_s(op: Convolution, gpu: GpuFacts, c: ConvolutionForm = CONVOLUTI
     grouped_s = grouped_s * (usual * (1.0 - slow) + slow * c.odd_group[0 if forward else 1])
 
     # depthwise
-    steps_s = op.outputs() * taps / (by_order(c.taps_per_cycle) * gpu.cycles_per_s)
+    steps_s = op.outputs() * op.taps / (by_order(c.taps_per_cycle) * gpu.cycles_per_s)
     share = by_order(c.depthwise_memory)
     single_s = both(steps_s, work.bytes / gpu.shared(share, c.depthwise_small_l2))
     back = c.depthwise_inputs if of_inputs else by_order(c.depthwise_weights)
@@ -211,12 +197,36 @@ def convolution_s(op: Convolution, gpu: GpuFacts, c: ConvolutionForm = CONVOLUTI
     return bounded(found_s, xp.maximum(least_s, lanes_s), most) + LAUNCH_S
 
 
+def _by_order(pair: tuple[float, float], planes: Array) -> Array:
+    """The first of a pair where images lie plane by plane, else the second."""
+    return pair[0] * planes + pair[1] * (1.0 - planes)
+
+
 def _odd(channels: Array) -> Array:
     """1 where channels are no multiple of `WHOLE`."""
     return (floats(channels) % WHOLE > 0) * 1.0
 
 
-NORM_PASSES = {"eval": 2.0, "train": 3.0, "bwd": 5.0}
+class NormStep(NamedTuple):
+    """What a norm of images does in one step."""
+
+    passes: float  # over a tensor
+    flops: float  # of a number
+    shares: tuple[float, float]  # of what a loop reaches, as pairs of `ConvolutionForm`
+
+
+NORM_STEPS = {
+    # mean and variance known: a product and a sum
+    "eval": NormStep(2.0, 2.0, (0.95 / 0.93, 1.0)),
+    # mean 1, difference, square and sum 3, scaled 3
+    "train": NormStep(3.0, 7.0, (0.71 / 0.93, 0.89 / 0.93)),
+    # two sums of products 4, three terms scaled 6, and a sum
+    "bwd": NormStep(5.0, 11.0, (0.52 / 0.93, 0.96 / 0.93)),
+}
+# numbers that a multiprocessor scales a cycle, plane by plane, each read and written by itself
+# (aten/src/ATen/native/cuda/Normalization.cuh): six large norms on an H200
+_SCALED_PER_CYCLE = 1.84
+_POOL_SHARES = (0.39, 0.41)  # of what a loop reaches, forward and back
 
 
 @register("image_norm")
@@ -233,43 +243,22 @@ class ImageNorm(Op):
     channels: Array
     pixels: Array
     channels_first: Array = 0.0  # 1: plane by plane
-    step: str = "train"  # of `NORM_PASSES`
+    step: str = "train"  # of `NORM_STEPS`
 
     def work(self) -> Work:
-        n = self.batch * self.channels * self.pixels
-        # known: a product and a sum; else mean 1, difference, square and sum 3, scaled 3; gradient:
-        # two sums of products 4, three terms scaled 6, and a sum
-        flops = {"eval": 2.0, "train": 7.0, "bwd": 11.0}[self.step]
-        return streamed(NORM_PASSES[self.step] * n * self.element_bytes, flops=flops * n)
+        n, step = self.batch * self.channels * self.pixels, NORM_STEPS[self.step]
+        return streamed(step.passes * n * self.element_bytes, flops=step.flops * n)
 
 
-@dataclasses.dataclass(frozen=True)
-class LoopForm:
-    """Constants of norms and pools, over those of a loop; pairs as in `ConvolutionForm`."""
-
-    evaluated: tuple[float, float] = (0.95 / 0.93, 1.0)
-    trained: tuple[float, float] = (0.71 / 0.93, 0.89 / 0.93)
-    gradient: tuple[float, float] = (0.52 / 0.93, 0.96 / 0.93)
-    # numbers that a multiprocessor scales a cycle, plane by plane, each read and written by itself
-    # (aten/src/ATen/native/cuda/Normalization.cuh): six large norms on an H200
-    scaled_per_cycle: float = 1.84
-    pool: tuple[float, float] = (0.39, 0.41)  # forward, back
-
-
-LOOP = LoopForm()
-
-
-def image_norm_s(op: ImageNorm, gpu: GpuFacts, c: LoopForm = LOOP) -> Array:
+def image_norm_s(op: ImageNorm, gpu: GpuFacts) -> Array:
     """Seconds of a batch norm, in units of a loop."""
     planes = floats(op.channels_first)
-    pair = {"eval": c.evaluated, "train": c.trained, "bwd": c.gradient}[op.step]
     moved_s = op.work().bytes / gpu.memory_bytes_per_s
-    found_s = moved_s / (pair[0] * planes + pair[1] * (1.0 - planes))
+    found_s = moved_s / _by_order(NORM_STEPS[op.step].shares, planes)
     if op.step == "eval":
-        xp = array_module(planes, found_s)
         n = op.batch * op.channels * op.pixels
-        singly_s = planes * n / (c.scaled_per_cycle * gpu.cycles_per_s)
-        found_s = xp.maximum(found_s, singly_s)
+        singly_s = planes * n / (_SCALED_PER_CYCLE * gpu.cycles_per_s)
+        found_s = array_module(planes, found_s).maximum(found_s, singly_s)
     return bounded(found_s, moved_s, MOST)
 
 
@@ -291,45 +280,38 @@ class ImagePool(Op):
         return streamed(moved, flops=self.elements * self.window)
 
 
-def image_pool_s(op: ImagePool, gpu: GpuFacts, c: LoopForm = LOOP) -> Array:
+def image_pool_s(op: ImagePool, gpu: GpuFacts) -> Array:
     """Seconds of a pool, in units of a loop."""
-    back = floats(op.back)
     moved_s = op.work().bytes / gpu.memory_bytes_per_s
-    return bounded(moved_s / (c.pool[0] * (1.0 - back) + c.pool[1] * back), moved_s, MOST)
+    return bounded(moved_s / _by_order(_POOL_SHARES, 1.0 - floats(op.back)), moved_s, MOST)
 
 
-@dataclasses.dataclass(frozen=True)
 class ProductForm:
     """Constants of matrix products at half rate."""
 
-    efficiency: float = 1.1  # of F, beside the ramp
-    batched: float = 0.61  # of many small ones
-    ramp: float = 63.0  # flops of (1 + this / k)
-    memory: float = 0.86
-    small_l2: float = 0.8
-    attention: float = 0.46  # of F, by PyTorch's fused kernels
-    attention_memory: float = 0.82
+    efficiency, batched = 1.1, 0.61  # of F, beside the ramp; of many small ones
+    ramp = 63.0  # flops of (1 + this / k)
+    memory, small_l2 = 0.86, 0.8
+    attention, attention_memory = 0.46, 0.82  # by PyTorch's fused kernels
 
 
-PRODUCT = ProductForm()
-
-
-def product_s(op: Gemm | BatchedGemm, gpu: GpuFacts, c: ProductForm = PRODUCT) -> Array:
+def product_s(op: Gemm | BatchedGemm, gpu: GpuFacts) -> Array:
     """Seconds of a product whose rows begin well, on a card at half rate."""
-    work, single = op.work(), op.group == Gemm.group
-    efficiency = c.efficiency if single else c.batched
-    flops_s = work.flops * (1.0 + c.ramp / op.k) / gpu.matrix_rate(efficiency)
-    found_s = both(flops_s, work.bytes / gpu.shared(c.memory, c.small_l2))
-    return bounded(found_s, gpu.least_s(work.flops, work.bytes), MOST) + LAUNCH_S
+    work = op.work()
+    efficiency = ProductForm.efficiency if op.group == Gemm.group else ProductForm.batched
+    flops = work.flops * (1.0 + ProductForm.ramp / op.k)
+    return _product_s(work, flops, efficiency, ProductForm.memory, gpu)
 
 
-def attention_s(
-    op: PrefillAttention | EncoderAttention, gpu: GpuFacts, c: ProductForm = PRODUCT
-) -> Array:
+def attention_s(op: PrefillAttention | EncoderAttention, gpu: GpuFacts) -> Array:
     """Seconds of fused attention on a card at half rate."""
     work = op.work()
-    memory_s = work.bytes / gpu.shared(c.attention_memory, c.small_l2)
-    found_s = both(work.flops / gpu.matrix_rate(c.attention), memory_s)
+    return _product_s(work, work.flops, ProductForm.attention, ProductForm.attention_memory, gpu)
+
+
+def _product_s(work: Work, flops: Array, efficiency: float, memory: float, gpu: GpuFacts) -> Array:
+    memory_s = work.bytes / gpu.shared(memory, ProductForm.small_l2)
+    found_s = both(flops / gpu.matrix_rate(efficiency), memory_s)
     return bounded(found_s, gpu.least_s(work.flops, work.bytes), MOST) + LAUNCH_S
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
 from hybridperf.io.namespace import Array, reals
@@ -23,23 +22,23 @@ class Gpu:
     sm_count: float  # multiprocessors: blocks that run at once, one each
     l2_bytes: float
 
+    def per_l2(self, **amounts: Array) -> dict[str, Array]:
+        """log2 of bytes over those of the L2 cache."""
+        return {
+            f"log2_{name}_per_l2": log2_ratio(amount, self.l2_bytes)
+            for name, amount in amounts.items()
+        }
 
-@dataclasses.dataclass(frozen=True)
-class Gathered:
-    """Rows of a dense matrix that an op gathers by an index, for a form that knows a cache."""
-
-    again_bytes: Any  # of rows that were gathered before: a cache may hold them
-    first_bytes: Any  # of the different rows
-    beside_bytes: Any  # dense, in order
-    index_bytes: Any
-    columns: Any  # numbers of a row
-    skew: Any  # standard deviation of the log of how often rows are gathered
-    longest: Any  # gathers that come one after the other
-    row_bytes: Any
+    def waves(self, name: str, blocks: Array) -> dict[str, Array]:
+        """log2 of the waves that thread blocks need, and of what rounding them up adds."""
+        module, blocks = reals(blocks)
+        waves = module.maximum(blocks, 1e-6) / self.sm_count
+        last = module.log2(module.ceil(waves) / waves)
+        return {f"waves_{name}": module.log2(waves), f"last_wave_{name}": last}
 
 
 @functools.singledispatch
-def shape_inputs(op: Op) -> dict[str, Any]:
+def shape_inputs(op: Op) -> dict[str, Array]:
     """Inputs of a correction besides the work: logs of sizes, how they fill tiles, flags. None."""
     del op
     return {}
@@ -55,17 +54,7 @@ def gpu_inputs(op: Op, gpu: Gpu) -> dict[str, Array]:
     """
     work = op.work()
     counts = {"flops": work.flops, "bytes": work.bytes, "transcendentals": work.transcendentals}
-    return {
-        **log_sizes_base2(op, *op.dimensions(), **counts),
-        "log2_bytes_per_l2": log2_ratio(work.bytes, gpu.l2_bytes),
-    }
-
-
-@functools.singledispatch
-def gathered(op: Op) -> Gathered | None:
-    """What it gathers, where `GatherRoofline` prices its GPU kernels; None for other ops."""
-    del op
-    return None
+    return {**log2_of(op, *op.dimensions(), **counts), **gpu.per_l2(bytes=work.bytes)}
 
 
 def log2_above_zero(size: Array) -> Array:
@@ -74,18 +63,15 @@ def log2_above_zero(size: Array) -> Array:
     return module.log2(1.0 + size)
 
 
-def log_sizes(op: Any = None, /, *fields: str, **sizes: Array) -> dict[str, Array]:
+def log_of(op: Any = None, /, *fields: str, **sizes: Array) -> dict[str, Array]:
     """`log2(1 + size)` of some fields of an op and of further sizes, by name."""
-    return _logs("log_", {name: getattr(op, name) for name in fields} | sizes)
+    named = {name: getattr(op, name) for name in fields} | sizes
+    return {f"log_{name}": log2_above_zero(size) for name, size in named.items()}
 
 
-def log_sizes_base2(op: Any = None, /, *fields: str, **sizes: Array) -> dict[str, Array]:
-    """As `log_sizes`, for inputs that count as a size: distance from what was seen matters."""
-    return _logs("log2_", {name: getattr(op, name) for name in fields} | sizes)
-
-
-def _logs(prefix: str, sizes: Mapping[str, Array]) -> dict[str, Array]:
-    return {f"{prefix}{name}": log2_above_zero(size) for name, size in sizes.items()}
+def log2_of(op: Any = None, /, *fields: str, **sizes: Array) -> dict[str, Array]:
+    """As `log_of`, for inputs that count as a size: distance from what was seen matters."""
+    return {f"log2_{name[4:]}": log for name, log in log_of(op, *fields, **sizes).items()}
 
 
 def tails(*multiples: int, **sizes: Array) -> dict[str, Array]:

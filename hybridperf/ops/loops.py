@@ -12,19 +12,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops.base import Op, register
-from hybridperf.ops.columns import Columns
-from hybridperf.ops.inputs import (
-    Gpu,
-    gpu_inputs,
-    log2_ratio,
-    log_sizes,
-    log_sizes_base2,
-    shape_inputs,
-    tails,
-)
+from hybridperf.ops.base import Columns, Op, register
+from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log_of, shape_inputs, tails
 from hybridperf.ops.roofline import Work, streamed
-from hybridperf.ops.tiles import aligned, blocks, wave_inputs
+from hybridperf.ops.tiles import aligned, blocks
 
 # of a real number, times log2 of a Fourier transform's length: FFTW counts 5 n log2 n flops for n
 # complex numbers, each of them two (https://www.fftw.org/speed/method.html)
@@ -45,13 +36,34 @@ _ELEMENTWISE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Elementwise(Op):
+class Matrix(Op):
+    """An op on rows x cols elements."""
+
+    rows: Array
+    cols: Array
+
+
+@shape_inputs.register(Matrix)
+def _(op: Matrix) -> dict[str, Array]:
+    return {**log_of(op, "rows", "cols"), **tails(16, cols=op.cols)}
+
+
+def _matrix_inputs(op: Any, gpu: Gpu) -> dict[str, Array]:
+    return {
+        **log2_of(op, "rows", "cols", elements=op.rows * op.cols),
+        **gpu.per_l2(bytes=op.work().bytes),
+        **tails(32, 128, 1024, cols=op.cols),  # lanes of a warp, ..., threads of a block
+        "align_cols": aligned(op.cols, 16),  # vector loads
+        **gpu.waves("rows", op.rows),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Elementwise(Matrix):
     """One op applied to each of rows x cols elements."""
 
     group: ClassVar[str] = "elementwise"
 
-    rows: Array
-    cols: Array
     inputs: Array = 1.0
     element_flops: Array = 1.0
     element_transcendentals: Array = 0.0
@@ -68,12 +80,11 @@ blocks.register(Elementwise, lambda op: op.rows * op.cols / BLOCK_ELEMENTS)
 
 @shape_inputs.register(Elementwise)
 def _(op: Elementwise) -> dict[str, Array]:
-    n = op.rows * op.cols
+    size, elements = op.element_bytes, op.rows * op.cols
     flops, transcendentals = op.element_flops, op.element_transcendentals
-    read, written = op.inputs * op.element_bytes, op.element_bytes
     return {
-        **log_sizes(elements=n, inner=op.cols, flops_each=flops),
-        **log_sizes(transcendentals_each=transcendentals, read_each=read, written_each=written),
+        **log_of(elements=elements, inner=op.cols, flops_each=flops, written_each=size),
+        **log_of(transcendentals_each=transcendentals, read_each=op.inputs * size),
         **tails(16, inner=op.cols),
     }
 
@@ -82,7 +93,7 @@ def _(op: Elementwise) -> dict[str, Array]:
 def _(op: Elementwise, gpu: Gpu) -> dict[str, Array]:
     return {
         **_matrix_inputs(op, gpu),
-        **wave_inputs("elements", blocks(op), gpu),
+        **gpu.waves("elements", blocks(op)),
         "inputs": op.inputs,
         "flops_each": op.element_flops,
         "transcendentals_each": op.element_transcendentals,
@@ -132,52 +143,34 @@ class Fused(Op):
     loop: str = "elementwise"
 
     def work(self) -> Work:
-        return streamed(
-            self.bytes_read + self.bytes_written,
-            flops=self.flops,
-            transcendentals=self.transcendentals,
-            instructions=self.instructions,
-            strided_reads=self.strided_reads,
-            strided_bytes=self.strided_bytes,
-            steps=self.elements,
-        )
+        same = ("flops", "transcendentals", "instructions", "strided_reads", "strided_bytes")
+        counts = {name: getattr(self, name) for name in same}  # as `Work` calls them
+        return streamed(self.bytes_read + self.bytes_written, steps=self.elements, **counts)
 
     def knob_groups(self) -> Mapping[str, Any]:
         """Loops that are not vectorised have knobs of their own: strided and padded ones."""
+        groups: dict[str, Any] = {}
         if self.loop == "elementwise":
-            return {"strided_loop": floats(self.strided_reads) > 0, self.loop: True}
+            groups["strided_loop"] = floats(self.strided_reads) > 0
         # more loop iterations than elements to read: windows reach over the edge
         if self.loop == "library_reduction":
             padded = floats(self.elements) * self.element_bytes > floats(self.bytes_read)
-            return {"padded_library_reduction": padded, self.loop: True}
-        return {self.loop: True}
+            groups["padded_library_reduction"] = padded
+        return {**groups, self.loop: True}
 
 
 @shape_inputs.register(Fused)
 def _(op: Fused) -> dict[str, Array]:
     n = op.elements
     flops, transcendentals = op.flops / n, op.transcendentals / n
-    read, written = op.bytes_read / n, op.bytes_written / n
     return {
-        **log_sizes(elements=n, flops_each=flops, transcendentals_each=transcendentals),
-        **log_sizes(read_each=read, written_each=written, inner=op.inner, summed=op.summed),
+        **log_of(op, "elements", "inner", "summed", flops_each=flops),
+        **log_of(transcendentals_each=transcendentals),
+        **log_of(read_each=op.bytes_read / n, written_each=op.bytes_written / n),
         **tails(16, inner=op.inner),
         "summed_inner": op.summed_inner,
         "compared": op.compared,
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class Matrix(Op):
-    """An op on rows x cols elements."""
-
-    rows: Array
-    cols: Array
-
-
-@shape_inputs.register(Matrix)
-def _(op: Matrix) -> dict[str, Array]:
-    return {**log_sizes(op, "rows", "cols"), **tails(16, cols=op.cols)}
 
 
 class RowByRow(Matrix):
@@ -185,6 +178,7 @@ class RowByRow(Matrix):
 
 
 blocks.register(RowByRow, lambda op: op.rows)
+gpu_inputs.register(RowByRow, _matrix_inputs)
 
 
 @register("reduction", "reduce")
@@ -192,8 +186,8 @@ class Reduction(RowByRow):
     """Sum (or maximum) of each row of `cols` elements."""
 
     def work(self) -> Work:
-        moved = self.rows * (self.cols + 1) * self.element_bytes
-        return streamed(moved, flops=self.rows * self.cols, steps=self.rows * self.cols)
+        n = self.rows * self.cols
+        return streamed((n + self.rows) * self.element_bytes, flops=n, steps=n)
 
 
 @register("softmax")
@@ -202,8 +196,7 @@ class Softmax(RowByRow):
 
     def work(self) -> Work:
         n = self.rows * self.cols
-        moved = 2 * n * self.element_bytes
-        return streamed(moved, flops=4 * n, transcendentals=n, steps=self.rows)
+        return streamed(2 * n * self.element_bytes, flops=4 * n, transcendentals=n, steps=self.rows)
 
 
 @register("layernorm", "ln", "layer_norm")
@@ -279,23 +272,11 @@ class OptimizerUpdate(Op):
     element_transcendentals: Array = 0.0
 
     def work(self) -> Work:
-        n = self.parameters
-        moved = (self.reads + self.writes) * n * self.element_bytes
-        transcendentals = self.element_transcendentals * n
-        return streamed(moved, flops=self.element_flops * n, transcendentals=transcendentals)
+        n, moved = self.parameters, (self.reads + self.writes) * self.element_bytes
+        roots = self.element_transcendentals * n
+        return streamed(n * moved, flops=self.element_flops * n, transcendentals=roots)
 
 
-@shape_inputs.register(OptimizerUpdate)
-def _(op: OptimizerUpdate) -> dict[str, Array]:
-    return log_sizes(elements=op.parameters, tensors=op.reads + op.writes)
-
-
-@gpu_inputs.register(RowByRow)
-def _matrix_inputs(op: Any, gpu: Gpu) -> dict[str, Array]:
-    return {
-        **log_sizes_base2(op, "rows", "cols", elements=op.rows * op.cols),
-        "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
-        **tails(32, 128, 1024, cols=op.cols),  # lanes of a warp, ..., threads of a block
-        "align_cols": aligned(op.cols, 16),  # vector loads
-        **wave_inputs("rows", op.rows, gpu),
-    }
+shape_inputs.register(
+    OptimizerUpdate, lambda op: log_of(elements=op.parameters, tensors=op.reads + op.writes)
+)

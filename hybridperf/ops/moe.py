@@ -27,21 +27,12 @@ from typing import ClassVar
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import InputError
 from hybridperf.io.namespace import Array, array_module, floats, root
-from hybridperf.ops.base import Op, register
-from hybridperf.ops.columns import Columns
+from hybridperf.ops.base import Columns, Op, register
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
-from hybridperf.ops.inputs import (
-    Gpu,
-    gpu_inputs,
-    log2_ratio,
-    log_sizes,
-    log_sizes_base2,
-    shape_inputs,
-    tails,
-)
-from hybridperf.ops.quantise import SCHEMES, WIDE_BYTES, known_scheme, scheme_dtype, scheme_flags
+from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log2_ratio, log_of, shape_inputs, tails
+from hybridperf.ops.quantise import QUANT, WIDE_BYTES, scheme_dtype, scheme_flags, scheme_of
 from hybridperf.ops.roofline import Work, streamed
-from hybridperf.ops.tiles import blocks, wave_inputs, whole_tiles
+from hybridperf.ops.tiles import blocks, whole_tiles
 
 BALANCED = "balanced"
 _POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)")
@@ -103,6 +94,8 @@ def _moment(span: Array, b: float, order: float) -> Array:
 
 
 def _exponent(distribution: str) -> float:
+    if distribution == BALANCED:
+        return 0.0
     found = _POWER_LAW.fullmatch(distribution)
     if not found:
         known = f"known are {BALANCED} and power_law_x, as in power_law_1.2"
@@ -111,19 +104,16 @@ def _exponent(distribution: str) -> float:
     return exponent if abs(exponent - 1.0) > 1e-6 else 1.0 + 1e-6
 
 
-def read_word(field: str, word: str, dtype: str) -> str:
-    """A known scheme or distribution; else `InputError`."""
+def known_distribution(name: str, dtype: str = "") -> str:
+    """The name of a distribution; `InputError` for one that is unknown."""
     del dtype
-    if field == "quant":
-        return known_scheme(word)
-    if word != BALANCED:
-        _exponent(word)
-    return word
+    _exponent(name)
+    return name
 
 
 _COLUMNS = Columns(
     zero_allowed=frozenset({"gated"}), implied={"gated": ("kernel", {"nongated": 0.0})},
-    words={"True": 1.0, "False": 0.0}, read_text=read_word,
+    words={"True": 1.0, "False": 0.0}, readers={**QUANT, "distribution": known_distribution},
 )  # fmt: skip
 
 
@@ -147,7 +137,6 @@ class Moe(Op):
 
     @property
     def peak_dtype(self) -> str:
-        """The scheme's."""
         return scheme_dtype(self.dtype, self.quant)
 
     def routing(self) -> Routing:
@@ -155,34 +144,33 @@ class Moe(Op):
         return route(self.tokens, self.topk, self.experts, self.moe_ep, self.distribution)
 
     def work(self) -> Work:
-        routing = self.routing()
+        routing, scheme = self.routing(), scheme_of(self)
         inter = self.inter / self.moe_tp
-        matrices = 2.0 + (self.gated > 0)
+        activation, wide = scheme.activation_bytes, scheme.outgoing_bytes
         minimum = array_module(self.tokens, routing.rows).minimum
-        activation = weight = wide = self.element_bytes
-        if self.quant:
-            scheme = SCHEMES[self.quant]
-            activation, weight = scheme.activation_bytes, scheme.weight_bytes
-            wide = scheme.outgoing_bytes
         here = minimum(self.tokens, routing.rows)  # tokens with an expert on this rank
         outer = here * self.hidden * (activation + wide)  # vectors read, sums written
         # written by the first product, read by the last
         inner = routing.rows * inter * (wide + activation)
         return streamed(
-            outer + inner + self._weights(routing) * weight,
-            flops=FLOPS_PER_MULTIPLY_ADD * matrices * routing.rows * self.hidden * inter,
+            outer + inner + self.weights_bytes(routing),
+            flops=FLOPS_PER_MULTIPLY_ADD * self._matrices() * routing.rows * self.hidden * inter,
             transcendentals=routing.rows * inter,
         )
 
-    def _weights(self, routing: Routing) -> Array:
-        """Numbers in the matrices of this rank's active experts."""
-        return routing.active * (2.0 + (self.gated > 0)) * self.hidden * self.inter / self.moe_tp
+    def weights_bytes(self, routing: Routing) -> Array:
+        """Of the matrices of this rank's active experts."""
+        numbers = routing.active * self._matrices() * self.hidden * self.inter / self.moe_tp
+        return numbers * scheme_of(self).weight_bytes
+
+    def _matrices(self) -> Array:
+        return 2.0 + (self.gated > 0)
 
 
 @shape_inputs.register(Moe)
 def _(op: Moe) -> dict[str, Array]:
     inter = op.inter / op.moe_tp
-    return log_sizes(op, "hidden", inter=inter, topk=op.topk, **vars(op.routing()))
+    return log_of(op, "hidden", "topk", inter=inter, **vars(op.routing()))
 
 
 @blocks.register(Moe)
@@ -194,19 +182,16 @@ def _(op: Moe) -> Array:
 
 @gpu_inputs.register(Moe)
 def _(op: Moe, gpu: Gpu) -> dict[str, Array]:
-    routing = op.routing()
+    routing, scheme = op.routing(), scheme_of(op)
     rows, active, busiest = routing.rows, routing.active, routing.busiest
     inter, local = op.inter / op.moe_tp, op.experts / op.moe_ep
     each = floats(rows / active)
-    weight = SCHEMES[op.quant].weight_bytes if op.quant else op.element_bytes
     activations = rows * (op.hidden + inter) * WIDE_BYTES
     out = {
-        **log_sizes_base2(op, "tokens", "hidden", inter=inter, topk=op.topk),
-        **log_sizes_base2(experts=op.experts, local=local),
-        **log_sizes_base2(rows=rows, each=each, active=active, busiest=busiest),
-        "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
-        "log2_weights_per_l2": log2_ratio(op._weights(routing) * weight, gpu.l2_bytes),
-        "log2_activations_per_l2": log2_ratio(activations, gpu.l2_bytes),
+        **log2_of(op, "tokens", "hidden", "topk", "experts", inter=inter, local=local),
+        **log2_of(rows=rows, each=each, active=active, busiest=busiest),
+        **gpu.per_l2(bytes=op.work().bytes, weights=op.weights_bytes(routing)),
+        **gpu.per_l2(activations=activations),
         **tails(16, 64, each=each),
         **tails(128, each=each, inter=inter, hidden=op.hidden),
         "uneven": log2_ratio(busiest, each),
@@ -215,13 +200,13 @@ def _(op: Moe, gpu: Gpu) -> dict[str, Array]:
         "moe_tp": array_module(op.moe_tp).log2(floats(op.moe_tp)),
         "moe_ep": array_module(op.moe_ep).log2(floats(op.moe_ep)),
         "gated": (floats(op.gated) > 0) * 1.0,
-        "exponent": 0.0 if op.distribution == BALANCED else _exponent(op.distribution),
-        "weight_bytes": weight,
-        "narrow": float(bool(op.quant) and SCHEMES[op.quant].narrow_bytes > 0),
+        "exponent": _exponent(op.distribution),
+        "weight_bytes": scheme.weight_bytes,
+        "narrow": float(scheme.narrow_bytes > 0),
         **scheme_flags(op.quant),
     }
     for name, columns in (("inner", inter), ("outer", op.hidden)):
         for tile in (16.0, 64.0, 128.0):
             tiles = active * whole_tiles(each, tile) * whole_tiles(columns, _TILE_COLUMNS)
-            out |= wave_inputs(f"{name}{tile:.0f}", tiles, gpu)
+            out |= gpu.waves(f"{name}{tile:.0f}", tiles)
     return out

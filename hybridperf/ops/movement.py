@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops.base import Op, register
-from hybridperf.ops.columns import Columns
-from hybridperf.ops.embedding import reuse_distance_bytes, uniform_unique_rows
-from hybridperf.ops.inputs import log_sizes, shape_inputs, tails
+from hybridperf.ops.base import Columns, Op, register
+from hybridperf.ops.embedding import uniform_unique_rows
+from hybridperf.ops.inputs import log_of, shape_inputs, tails
+from hybridperf.ops.loops import Matrix
 from hybridperf.ops.roofline import Work, streamed
 
 CACHE_LINE_BYTES = 64.0
@@ -22,27 +22,21 @@ _LINES_BEFORE_PREFETCH = 8.0
 
 
 @register("copy", "concat", "slice", "pad")
-@dataclasses.dataclass(frozen=True)
-class Copy(Op):
+class Copy(Matrix):
     """rows x cols elements read in order and written in order."""
-
-    rows: Array
-    cols: Array
 
     def work(self) -> Work:
         return streamed(2 * self.rows * self.cols * self.element_bytes)
 
 
-shape_inputs.register(Copy, lambda op: {**log_sizes(cols=op.cols), **tails(16, cols=op.cols)})
+shape_inputs.register(Copy, lambda op: {**log_of(op, "cols"), **tails(16, cols=op.cols)})
 
 
 @register("transpose")
 @dataclasses.dataclass(frozen=True)
-class Transpose(Op):
+class Transpose(Matrix):
     """`batch` matrices of rows x cols, written in order, read with a stride of `cols` elements."""
 
-    rows: Array
-    cols: Array
     batch: Array = 1.0
 
     def work(self) -> Work:
@@ -55,8 +49,7 @@ class Transpose(Op):
 
 @shape_inputs.register(Transpose)
 def _(op: Transpose) -> dict[str, Array]:
-    turned = tails(16, rows=op.rows, cols=op.cols)
-    return {**log_sizes(op, "batch", "rows", "cols"), **turned}
+    return {**log_of(op, "batch", "rows", "cols"), **tails(16, rows=op.rows, cols=op.cols)}
 
 
 def scattered_lines(row_bytes: Array) -> Array:
@@ -68,68 +61,61 @@ def scattered_lines(row_bytes: Array) -> Array:
     return array_module(row_bytes).clip(row_bytes / CACHE_LINE_BYTES, 1.0, _LINES_BEFORE_PREFETCH)
 
 
-@register("gather", "embedding")
 @dataclasses.dataclass(frozen=True)
-class Gather(Op):
-    """`rows` rows of `cols` elements fetched from a table of `vocab` rows at uniform random places;
-    a step is one row.
-
-    `pooled` = 1: the rows are summed into bags as they come in and only the sums are written (a
-    fused embedding bag).
+class TableOp(Op):
+    """`rows` rows of `cols` elements at uniform random places of a table of `vocab` rows; a step is
+    one row.
     """
 
     rows: Array
     cols: Array
     vocab: Array
+
+    def row_work(self, moved: Array, flops: Array = 0.0) -> Work:
+        """Work that moves so many bytes a row."""
+        row_bytes = self.cols * self.element_bytes
+        return Work(
+            flops=flops,
+            bytes=self.rows * moved,
+            reuse_bytes=uniform_unique_rows(self.rows, self.vocab) * row_bytes,  # those in use
+            scattered_reads=self.rows * scattered_lines(row_bytes),
+            steps=self.rows,
+        )
+
+
+@shape_inputs.register(TableOp)
+def _(op: TableOp) -> dict[str, Array]:
+    pooled = {"pooled": op.pooled} if isinstance(op, Gather) else {}
+    return {**log_of(op, "rows", "cols", "vocab"), **tails(16, cols=op.cols), **pooled}
+
+
+@register("gather", "embedding")
+@dataclasses.dataclass(frozen=True)
+class Gather(TableOp):
+    """Rows fetched from a table. `pooled` = 1: they are summed into bags as they come in and only
+    the sums are written (a fused embedding bag).
+    """
+
     pooled: Array = 0.0
 
     def work(self) -> Work:
         # sums are few compared with the rows: not counted
         written = 1.0 - (floats(self.pooled) > 0)
-        moved = self.rows * ((1.0 + written) * (self.cols * self.element_bytes) + INDEX_BYTES)
-        return _table_work(self, moved)
+        return self.row_work((1.0 + written) * (self.cols * self.element_bytes) + INDEX_BYTES)
 
     def knob_groups(self) -> Mapping[str, Any]:
         """Pooling rows as they come in overlaps their arrival."""
         return {"pooled_gather": floats(self.pooled) > 0, self.group: True}
 
 
-shape_inputs.register(Gather, lambda op: {**_table_shape(op), "pooled": op.pooled})
-
-
 @register("scatter_add", "scatter")
-@dataclasses.dataclass(frozen=True)
-class ScatterAdd(Op):
-    """`rows` rows added in place to a table of `vocab` rows at random; a step is one row."""
-
-    rows: Array
-    cols: Array
-    vocab: Array
+class ScatterAdd(TableOp):
+    """Rows added in place to those of a table."""
 
     def work(self) -> Work:
         # update and table row read, table row written
-        moved = self.rows * (3 * (self.cols * self.element_bytes) + INDEX_BYTES)
-        return _table_work(self, moved, flops=self.rows * self.cols)
-
-
-def _table_shape(op: Gather | ScatterAdd) -> dict[str, Array]:
-    return {**log_sizes(op, "rows", "cols", "vocab"), **tails(16, cols=op.cols)}
-
-
-shape_inputs.register(ScatterAdd, _table_shape)
-
-
-def _table_work(op: Gather | ScatterAdd, moved: Array, flops: Array = 0.0) -> Work:
-    """Work on `op.rows` rows of a table at uniform random places."""
-    row_bytes = op.cols * op.element_bytes
-    unique = uniform_unique_rows(op.rows, op.vocab)
-    return Work(
-        flops=flops,
-        bytes=moved,
-        reuse_bytes=reuse_distance_bytes(unique, row_bytes),
-        scattered_reads=op.rows * scattered_lines(row_bytes),
-        steps=op.rows,
-    )
+        moved = 3 * (self.cols * self.element_bytes) + INDEX_BYTES
+        return self.row_work(moved, flops=self.rows * self.cols)
 
 
 @register("allocation")
@@ -165,13 +151,6 @@ class LoopTrip(Op):
         return Work(steps=self.trips)
 
 
-@register("eager_forward", phase="forward")
-@register("eager_backward", phase="backward")
-@register("eager_update", phase="update")
-@register("eager_gathered", phase="gathered")
-@register("eager_parameter", phase="parameter")
-@register("eager_dispatched", phase="dispatched")
-@register("eager_wrapped", phase="wrapped")
 @dataclasses.dataclass(frozen=True)
 class EagerOp(Op):
     """What a framework that runs op by op spends around one op of a step, besides the op as it is
@@ -183,7 +162,7 @@ class EagerOp(Op):
 
     group: ClassVar[str] = "eager_forward"
 
-    phase: str = "forward"  # or backward, update, gathered, parameter, dispatched, wrapped
+    phase: str = "forward"
 
     def work(self) -> Work:
         return Work()
@@ -191,3 +170,9 @@ class EagerOp(Op):
     def knob_groups(self) -> Mapping[str, Any]:
         """Each phase has an overhead of its own."""
         return {f"eager_{self.phase}": True}
+
+
+for _phase in (
+    "forward", "backward", "update", "gathered", "parameter", "dispatched", "wrapped",
+):  # fmt: skip
+    register(f"eager_{_phase}", phase=_phase)(EagerOp)

@@ -51,9 +51,8 @@ _SEEN_WIDTH, _BELIEVED_WIDTH = 0.25, 0.35
 
 
 def row_kernel(op: Op, tokens: str) -> str:
-    """Which kernel multiplies rows as they lie; empty: the usual one.
-
-    `tokens`: the dimension, if any, that no row has.
+    """Which kernel multiplies rows as they lie; empty: the usual one. No row has the dimension
+    `tokens`.
     """
     if not isinstance(op, Product) or DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
         return ""
@@ -64,9 +63,8 @@ def row_kernel(op: Op, tokens: str) -> str:
 
 
 def is_channels_first(op: Convolution, strides: Sequence[int]) -> bool:
-    """Whether a convolution's images lie plane by plane.
-
-    `strides`: elements from one to the next of each dimension; empty: not known, and they do not.
+    """Whether a convolution's images lie plane by plane, by their dimensions' strides in elements;
+    where these are not known (empty), they do not.
     """
     return len(strides) > 3 and strides[1] != 1 and float(op.c_in) > 1
 
@@ -77,7 +75,7 @@ def turning_seconds(op: Convolution, memory_bytes_per_s: Array) -> Array:
     """
     if DTYPE_BYTES[op.dtype] != DTYPE_BYTES["fp16"]:
         return 0.0
-    dense = (floats(op.groups) == 1) & (floats(op.positions()[0]) > 1)
+    dense = (floats(op.groups) == 1) & (floats(op.kh * op.filled().kw) > 1)
     turned = dense & (floats(op.channels_first) > 0)
     return turned * 2.0 * op.work().bytes / (_TURNING_SHARE * memory_bytes_per_s)
 
@@ -102,21 +100,14 @@ def order_seconds(
     return work.flops / rate
 
 
-def order_width(kernel: str, device: DeviceSpec) -> float:
-    """How wide what `order_seconds` adds makes the log of a product's seconds."""
-    if kernel not in ROWS:
-        return 0.0
-    return _SEEN_WIDTH if _is_seen(device) else _BELIEVED_WIDTH
-
-
-def order_remark(kernel: str, device: DeviceSpec) -> str:
-    """What was assumed of a product's rows; empty of all other kernels."""
-    if kernel not in ROWS:
-        return ""
-    source = (
-        "by what an H200 took of such" if _is_seen(device) else "believed from a step of nanoGPT"
-    )
-    return f"rows of a product do not begin at multiples of 16 bytes: {source}"
+def order_belief(device: DeviceSpec) -> tuple[float, str]:
+    """(how wide what `order_seconds` adds makes the log of a product's seconds, what was assumed of
+    its rows).
+    """
+    seen = _is_seen(device)
+    source = "by what an H200 took of such" if seen else "believed from a step of nanoGPT"
+    remark = f"rows of a product do not begin at multiples of 16 bytes: {source}"
+    return _SEEN_WIDTH if seen else _BELIEVED_WIDTH, remark
 
 
 def _is_seen(device: DeviceSpec) -> bool:

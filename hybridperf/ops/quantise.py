@@ -14,12 +14,11 @@ from typing import ClassVar
 
 from hybridperf.io.errors import unknown
 from hybridperf.io.namespace import Array
-from hybridperf.ops.base import register
-from hybridperf.ops.columns import Columns
-from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_ratio, log_sizes_base2, tails
+from hybridperf.ops.base import Columns, Op, one_of, register
+from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, tails
 from hybridperf.ops.loops import BLOCK_ELEMENTS, Matrix
 from hybridperf.ops.roofline import Work, streamed
-from hybridperf.ops.tiles import blocks, wave_inputs
+from hybridperf.ops.tiles import blocks
 
 WIDE_BYTES = 2.0  # activations between ops: bf16 or fp16
 
@@ -68,26 +67,30 @@ def known_scheme(name: str) -> str:
     return name
 
 
+QUANT = {"quant": lambda word, dtype: known_scheme(word)}  # how tables write a scheme
+
+
+def scheme_of(op: Op) -> Scheme:
+    """Of an op with a field `quant`; where that is empty, all numbers are in its dtype."""
+    quant, size = getattr(op, "quant", ""), op.element_bytes
+    return SCHEMES[quant] if quant else Scheme(size, incoming_bytes=size, outgoing_bytes=size)
+
+
 def scheme_dtype(dtype: str, quant: str) -> str:
     """The number format that multiplies under a scheme."""
     return (SCHEMES[quant].arithmetic if quant else "") or dtype
 
 
 def scheme_flags(quant: str) -> dict[str, Array]:
-    """Which scheme, as one flag each, and bytes per weight."""
+    """Which scheme, as one flag each."""
     return {f"quant_{name}": float(quant == name) for name in SCHEMES}
 
 
-def _narrow_scheme(field: str, word: str, dtype: str) -> str:
-    del field, dtype
-    narrow = [one for one, scheme in SCHEMES.items() if scheme.narrow_bytes]
-    if word not in narrow:
-        known = f"schemes that quantise a matrix are {', '.join(narrow)}"
-        raise unknown("quant", word, narrow, known)
-    return word
+_NARROW = [name for name, scheme in SCHEMES.items() if scheme.narrow_bytes]
+_READERS = {"quant": one_of("quant", _NARROW, "schemes that quantise a matrix")}
 
 
-@register("scale_matrix", "quantise", columns=Columns(read_text=_narrow_scheme))
+@register("scale_matrix", "quantise", columns=Columns(readers=_READERS))
 @dataclasses.dataclass(frozen=True)
 class Quantise(Matrix):
     """A matrix of rows x cols scaled, clamped and written in the scheme's format."""
@@ -108,10 +111,10 @@ blocks.register(Quantise, lambda op: op.rows * op.cols / BLOCK_ELEMENTS)
 @gpu_inputs.register(Quantise)
 def _(op: Quantise, gpu: Gpu) -> dict[str, Array]:
     return {
-        **log_sizes_base2(rows=op.rows, cols=op.cols, elements=op.rows * op.cols),
-        "log2_bytes_per_l2": log2_ratio(op.work().bytes, gpu.l2_bytes),
+        **log2_of(op, "rows", "cols", elements=op.rows * op.cols),
+        **gpu.per_l2(bytes=op.work().bytes),
         **tails(128, 1024, cols=op.cols),
-        **wave_inputs("1024", blocks(op), gpu),
-        **wave_inputs("rows", op.rows, gpu),
+        **gpu.waves("1024", blocks(op)),
+        **gpu.waves("rows", op.rows),
         "written_bytes": SCHEMES[op.quant].narrow_bytes,
     }

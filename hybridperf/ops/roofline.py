@@ -20,11 +20,9 @@ probability 1 / (1 + (d/C)^4), a flatter curve where distances scatter (rows of 
 up all the time and others never again). `pnorm(a, b; q) = (a^(1/q) + b^(1/q))^q` is max(a, b) at q
 = 0 and a + b at q = 1. With neutral knobs (`RooflineKnobs.neutral()`) the second form is the first.
 
-Families of GPU ops (`learning.prior.form`) keep the floor, both efficiencies and q of it; waves of
-thread blocks are a third part of their p-norm. All of them add up by `roof_s`.
-
-Everything here takes one op on one device, or arrays of ops [...] and of their knobs; memory levels
-[L] come last. By JAX, or by NumPy (`xp`) in its own precision.
+Families of GPU ops (`learning.prior.form`) keep the floor, both efficiencies and q, and add up
+by `roof_s`, too. Everything here takes one op on one device, or arrays of ops [...] and of their
+knobs; memory levels [L] come last. By JAX, or by NumPy (`xp`) in its own precision.
 """
 
 from __future__ import annotations
@@ -44,20 +42,13 @@ from hybridperf.io.namespace import Array, fresh_views
 
 # exponent of the residency curve: 6 % resident at twice the capacity, 94 % at half
 _CACHE_SHARPNESS = 4.0
-
-
-# of `Work`: what adds up; the other fields are distances
-_COUNTS = (
-    "flops", "transcendentals", "instructions", "bytes", "strided_reads", "scattered_reads",
-    "steps",
-)  # fmt: skip
 _FLOPS_PER_INSTRUCTION = 2.0  # the peak counts a product and a sum in each
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What an op does on any device; works add up (`a + b`) and scale (`3 * a`)."""
+    """What an op does on any device."""
 
     flops: Array = 0.0  # arithmetic operations
     transcendentals: Array = 0.0  # exp, log, tanh, sqrt, ...: counted apart, as XLA does
@@ -73,23 +64,6 @@ class Work:
     steps: Array = 0.0  # serial steps: table rows updated, comparisons, pages, thread-block waves
     # how far distances scatter around `reuse_bytes`: standard deviation of their natural log
     reuse_spread: Array = 0.0
-
-    def __add__(self, other: Work) -> Work:
-        """Both, one after the other; distances and spreads are averaged by their weights."""
-        return Work(
-            **{name: getattr(self, name) + getattr(other, name) for name in _COUNTS},
-            reuse_bytes=_log_mean(self.reuse_bytes, self.bytes, other.reuse_bytes, other.bytes),
-            strided_bytes=_log_mean(
-                self.strided_bytes, self.strided_reads, other.strided_bytes, other.strided_reads
-            ),
-            reuse_spread=_mean(self.reuse_spread, self.bytes, other.reuse_spread, other.bytes),
-        )
-
-    def __mul__(self, times: Array) -> Work:
-        """The same work `times` times over."""
-        return dataclasses.replace(self, **{name: getattr(self, name) * times for name in _COUNTS})
-
-    __rmul__ = __mul__
 
 
 def streamed(moved: Array, **counts: Array) -> Work:
@@ -124,13 +98,6 @@ class RooflineKnobs:
             strided_factor=1.0, step_s=0.0, smoothing=0.0, level_speedup=one, line_s=none,
             level_capacity=one.copy(),
         )  # fmt: skip
-
-
-def roofline_s(work: Work, device: Device) -> Array:
-    """Seconds by the datasheet: the larger of arithmetic at peak and traffic at bandwidth."""
-    arithmetic = work.flops + work.transcendentals + _FLOPS_PER_INSTRUCTION * work.instructions
-    compute_s = arithmetic / device.peak_flops_per_s
-    return jnp.maximum(compute_s, work.bytes / device.memory_bytes_per_s)
 
 
 def op_seconds(work: Work, device: Device, knobs: RooflineKnobs, xp: ModuleType = jnp) -> Array:
@@ -177,9 +144,7 @@ def op_parts(
 def level_shares(
     distance_bytes: Array, level_bytes: Array, spread: Array = 0.0, xp: ModuleType = jnp
 ) -> Array:
-    """Share of accesses that each memory level [..., L] serves at a reuse distance [...]; they sum
-    to one.
-    """
+    """Share of accesses [..., L] that each memory level serves at a reuse distance [...]."""
     capacity = xp.asarray(level_bytes)
     caches, has = capacity[..., :-1], capacity[..., :-1] > 0
     distance = xp.log(xp.maximum(distance_bytes, 1.0))[..., None]
@@ -199,9 +164,8 @@ def _logistic(x: Array, xp: ModuleType) -> Array:
 
 
 def pnorm(a: Array, b: Array, q: Array, xp: ModuleType = jnp) -> Array:
-    """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1.
-
-    In NumPy (`xp`) of complex numbers, too, which count by their real parts.
+    """(a^(1/q) + b^(1/q))^q for a, b >= 0: max(a, b) at q = 0, a + b at q = 1. In NumPy (`xp`) of
+    complex numbers, too, which count by their real parts.
     """
     a, b, q = xp.asarray(a), xp.asarray(b), xp.asarray(q)
     high, low = xp.maximum(a, b), xp.minimum(a, b)
@@ -210,18 +174,3 @@ def pnorm(a: Array, b: Array, q: Array, xp: ModuleType = jnp) -> Array:
     power = xp.where(q > 0, q, 1.0)
     more = xp.exp(power * xp.log1p(xp.exp(xp.log(ratio) / power)))
     return xp.where(usable, high * more, high)
-
-
-def _mean(x: Array, wx: Array, y: Array, wy: Array) -> Array:
-    return (wx * x + wy * y) / _or_one(wx + wy)
-
-
-def _log_mean(x: Array, wx: Array, y: Array, wy: Array) -> Array:
-    logs = wx * jnp.log(jnp.maximum(x, 1.0)) + wy * jnp.log(jnp.maximum(y, 1.0))
-    return jnp.exp(logs / _or_one(wx + wy))
-
-
-def _or_one(total: Array) -> Array:
-    """A sum of weights to divide by; one where there is nothing."""
-    where = np.where if isinstance(total, np.ndarray | float | int) else jnp.where
-    return where(total > 0, total, 1.0)

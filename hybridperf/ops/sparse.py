@@ -31,32 +31,18 @@ import scipy
 
 from hybridperf.hardware import Unit
 from hybridperf.io.namespace import Array, array_module, floats, root
-from hybridperf.ops.base import Op, register
-from hybridperf.ops.columns import Columns
-from hybridperf.ops.embedding import reuse_distance_bytes
+from hybridperf.ops.base import Columns, Op, register
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
-from hybridperf.ops.inputs import (
-    Gathered,
-    Gpu,
-    gathered,
-    gpu_inputs,
-    log2_ratio,
-    log_sizes,
-    log_sizes_base2,
-    shape_inputs,
-    tails,
-)
+from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log2_ratio, log_of, shape_inputs, tails
 from hybridperf.ops.movement import INDEX_BYTES, scattered_lines
 from hybridperf.ops.roofline import Work, streamed
 
 _METADATA_BITS = 2.0  # of a kept value's place among four (NVIDIA Ampere whitepaper, 2:4 sparsity)
-_LIBRARY = ("cusparse", "library")
-_FORMATS = ("_fp32", "_fp16", "_tf32")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sparse(Op):
-    """What products over nonzeros have in common."""
+class Sparse(Op):
+    """Products over nonzeros; `GatherRoofline` prices their GPU kernels."""
 
     rows: Array
     cols: Array  # rows of the dense matrix that is gathered from
@@ -69,19 +55,14 @@ class _Sparse(Op):
 
     unit: ClassVar[Unit] = "matrix"
 
-    def mean_degree(self) -> Array:
-        """Nonzeros of a row."""
-        return self.nnz / self.rows
-
     def longest(self) -> Array:
         """Nonzeros of the longest row."""
-        given, mean = floats(self.max_degree), self.mean_degree()
-        module = array_module(given, mean)
-        return module.where(given > 0, module.maximum(given, mean), mean)
+        given, mean = floats(self.max_degree), self.nnz / self.rows
+        return array_module(given, mean).maximum(given, mean)
 
     def skew(self) -> Array:
         """Standard deviation of log degrees (module docstring)."""
-        over = floats(self.longest() / self.mean_degree())
+        over = floats(self.longest() / (self.nnz / self.rows))
         module = array_module(over, self.rows, self.cv_degree)
         ndtri = (scipy.special if module is np else jax.scipy.special).ndtri
         z = ndtri(1.0 - 1.0 / module.maximum(floats(self.rows), 2.0 + 1e-6))
@@ -102,6 +83,15 @@ class _Sparse(Op):
         """Of one dense row."""
         return self.n * self.element_bytes
 
+    def first_bytes(self) -> Array:
+        """Of the different rows that are gathered."""
+        return self.distinct() * self.row_bytes()
+
+    def again_bytes(self) -> Array:
+        """Of rows that were gathered before: a cache may hold them."""
+        more = self.gathers() - self.distinct()
+        return array_module(more).maximum(more, 0.0) * self.row_bytes()
+
     def index_bytes(self) -> Array:
         """Of the nonzeros: indices, values, and where rows begin."""
         values = self.nnz * self.element_bytes
@@ -112,62 +102,51 @@ class _Sparse(Op):
         return self.rows * self.row_bytes()
 
     def work(self) -> Work:
-        gathers, row_bytes = self.gathers(), self.row_bytes()
         return Work(
             flops=FLOPS_PER_MULTIPLY_ADD * self.nnz * self.n,
-            bytes=self.distinct() * row_bytes + self.beside_bytes() + self.index_bytes(),
-            reuse_bytes=reuse_distance_bytes(self.distinct(), row_bytes),
+            bytes=self.first_bytes() + self.beside_bytes() + self.index_bytes(),
+            reuse_bytes=self.first_bytes(),
             reuse_spread=self.skew(),
-            scattered_reads=gathers * scattered_lines(row_bytes),
+            scattered_reads=self.gathers() * scattered_lines(self.row_bytes()),
             steps=self.nnz,
         )
 
 
-@gathered.register(_Sparse)
-def _(op: _Sparse) -> Gathered:
-    gathers, distinct = op.gathers(), op.distinct()
-    maximum = array_module(gathers, distinct).maximum
-    return Gathered(
-        again_bytes=maximum(gathers - distinct, 0.0) * op.row_bytes(),
-        first_bytes=distinct * op.row_bytes(), beside_bytes=op.beside_bytes(),
-        index_bytes=op.index_bytes(), columns=op.n, skew=op.skew(),
-        longest=op.longest(), row_bytes=op.row_bytes(),
-    )  # fmt: skip
-
-
-@shape_inputs.register(_Sparse)
-def _(op: _Sparse) -> dict[str, Array]:
-    sizes = log_sizes(op, "rows", "cols", "n", degree=op.mean_degree(), block=op.block)
-    named = {f"kernel_{op.kernel}": 1.0} if op.kernel else {}
+@shape_inputs.register(Sparse)
+def _(op: Sparse) -> dict[str, Array]:
+    degree = op.nnz / op.rows
     return {
-        **sizes, **tails(16, n=op.n), "skew": op.skew(),
-        "longest": log2_ratio(op.longest(), op.mean_degree()), **named,
-    }  # fmt: skip
+        **log_of(op, "rows", "cols", "n", "block", degree=degree),
+        **tails(16, n=op.n),
+        "skew": op.skew(),
+        "longest": log2_ratio(op.longest(), degree),
+        **({f"kernel_{op.kernel}": 1.0} if op.kernel else {}),
+    }
 
 
-@gpu_inputs.register(_Sparse)
-def _(op: _Sparse, gpu: Gpu) -> dict[str, Array]:
-    footprint = op.distinct() * op.row_bytes()
+@gpu_inputs.register(Sparse)
+def _(op: Sparse, gpu: Gpu) -> dict[str, Array]:
+    degree = op.nnz / op.rows
     return {
-        **log_sizes_base2(op, "rows", "n", degree=op.mean_degree(), block=op.block),
-        "log2_footprint_per_l2": log2_ratio(footprint, gpu.l2_bytes),
-        "longest": log2_ratio(op.longest(), op.mean_degree()),
+        **log2_of(op, "rows", "n", "block", degree=degree),
+        **gpu.per_l2(footprint=op.first_bytes()),
+        "longest": log2_ratio(op.longest(), degree),
         "cv_degree": floats(op.cv_degree),
         "aspect": log2_ratio(op.cols, op.rows),
     }
 
 
-def _kernel(field: str, word: str, dtype: str) -> str:
+def _kernel(word: str, dtype: str) -> str:
     """A kernel's name without the number format that tables put behind it."""
-    del field, dtype
+    del dtype
     name = word.strip().lower()
-    for ending in _FORMATS:
+    for ending in ("_fp32", "_fp16", "_tf32"):
         name = name.removesuffix(ending)
-    return "" if name in _LIBRARY else name
+    return "" if name in ("cusparse", "library") else name
 
 
-def _contradictions(op: _Sparse) -> Sequence[tuple[Array, str]]:
-    too_short = (op.max_degree > 0) & (op.max_degree + 1.0 <= op.mean_degree())
+def _contradictions(op: Sparse) -> Sequence[tuple[Array, str]]:
+    too_short = (op.max_degree > 0) & (op.max_degree + 1.0 <= op.nnz / op.rows)
     return (
         (op.nnz > op.rows * op.cols, "nnz must be at most rows x cols"),
         (too_short, "max_degree must be at least nnz / rows, the mean"),
@@ -175,17 +154,18 @@ def _contradictions(op: _Sparse) -> Sequence[tuple[Array, str]]:
 
 
 _COLUMNS = Columns(
-    synonyms={"max_nnz_per_row": "max_degree"}, read_text=_kernel, contradictions=_contradictions
-)
+    synonyms={"max_nnz_per_row": "max_degree"}, readers={"kernel": _kernel},
+    contradictions=_contradictions,
+)  # fmt: skip
 
 
 @register("spmm", "segment_sum", columns=_COLUMNS)
-class SpMM(_Sparse):
+class SpMM(Sparse):
     """A sparse matrix (rows x cols, CSR) times a dense one (cols x n); a step is one nonzero."""
 
 
 @register("sddmm", columns=_COLUMNS)
-class SDDMM(_Sparse):
+class SDDMM(Sparse):
     """Dot products of n numbers at the nonzeros of rows x cols; a step is one nonzero."""
 
     def beside_bytes(self) -> Array:
@@ -225,5 +205,5 @@ class NMGemm(Op):
 
 @shape_inputs.register(NMGemm)
 def _(op: NMGemm) -> dict[str, Array]:
-    sizes = log_sizes(op, "m", "n", "k")
-    return {**sizes, **tails(16, m=op.m, n=op.n), "density": log2_ratio(op.kept, op.of)}
+    density = {"density": log2_ratio(op.kept, op.of)}
+    return {**log_of(op, "m", "n", "k"), **tails(16, m=op.m, n=op.n), **density}

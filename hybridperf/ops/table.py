@@ -12,6 +12,7 @@ of all at once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,7 @@ import numpy as np
 from hybridperf.hardware import DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, closest, real_numbers, require_columns
 from hybridperf.io.later import pd
-from hybridperf.ops.base import Op, OpCall, columns_of, name_of, op_by_name
-from hybridperf.ops.columns import Columns
+from hybridperf.ops.base import Columns, Op, OpCall, columns_of, name_of, op_by_name
 from hybridperf.ops.roofline import Work
 
 LARGEST_SIZE = 1e13  # elements along one dimension; more is a slip, not a tensor
@@ -64,8 +64,8 @@ def parse_ops(frame: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
     parts = []
     texts = frame[["op", "dtype"]].map(str)  # "nan" where empty
     names, dtypes = (texts[column].to_numpy(object) for column in texts)
-    positions = pd.Series(np.arange(len(frame)))
-    labels = {label: _words(frame, [label] if label in frame.columns else []) for label in LABELS}
+    positions, every = pd.Series(np.arange(len(frame))), np.arange(len(frame))
+    labels = {word: _words(frame, [word] if word in frame else [], every) for word in LABELS}
     for (name, dtype), rows in positions.groupby([names, dtypes], sort=False):
         for at, text in _by_text(frame, rows.to_numpy(), str(name), str(dtype), problem):
             try:
@@ -97,39 +97,32 @@ def _by_text(
         problem[at] = str(error)
         return
     columns = columns_of(cls)
-    meanings: dict[str, list[str]] = {}
-    which = np.zeros(len(at), np.int64)  # of rows `at`: which combination of meanings
-    for field, empty in columns.text.items():
-        if field in fixed or not (given := _columns_for(frame, columns, field)):
+    defaults = {field: empty for field, empty in columns.text.items() if field not in fixed}
+    good, texts = np.ones(len(at), bool), {}
+    for field, empty in defaults.items():
+        if not (given := _columns_for(frame, columns, field)):
             continue
         codes, words = pd.factorize(_words(frame, given, at))  # each of a few words is read once
-        meant, wrong = np.full(len(words), empty, object), np.full(len(words), "", object)
+        meant = np.full(len(words), empty, object)
         for i, word in enumerate(words):
             try:
                 meant[i] = columns.read_text(field, word or empty, dtype)
             except InputError as error:
-                wrong[i] = f"{name}: {error}"
-        bad = wrong.astype(bool)[codes]
-        problem[at[bad]] = wrong[codes[bad]]
-        meant_codes, known = pd.factorize(meant)  # two words may mean the same
-        meanings[field] = list(map(str, known))
-        which = (which * len(known) + meant_codes[codes])[~bad]
-        at = at[~bad]
-    defaults = {field: empty for field, empty in columns.text.items() if field not in fixed}
-    for combination in pd.unique(which):
-        text, rest = {}, int(combination)
-        for field, words_of in reversed(meanings.items()):
-            rest, here = divmod(rest, len(words_of))
-            text[field] = words_of[here]
-        yield at[which == combination], defaults | text
+                problem[at[good & (codes == i)]] = f"{name}: {error}"
+                good &= codes != i
+        texts[field] = meant[codes]
+    if not texts:
+        yield at, defaults
+        return
+    for meanings, rows in pd.DataFrame(texts)[good].groupby([*texts], sort=False):
+        yield at[rows.index], defaults | dict(zip(texts, map(str, meanings), strict=True))
 
 
-def _words(frame: pd.DataFrame, given: list[str], at: np.ndarray | None = None) -> np.ndarray:
-    """Text of the first of some columns that holds any, object [rows]; else empty."""
-    words = np.full(len(frame) if at is None else len(at), "", object)
+def _words(frame: pd.DataFrame, given: list[str], at: np.ndarray) -> np.ndarray:
+    """Text of the first of some columns that holds any, object [rows `at`]; else empty."""
+    words = np.full(len(at), "", object)
     for name in given:
-        # -1 where a cell is empty
-        codes, values = pd.factorize(frame[name] if at is None else frame[name].iloc[at])
+        codes, values = pd.factorize(frame[name].iloc[at])  # -1 where a cell is empty
         texts = np.array([*(str(value).strip() for value in values), ""], object)
         words = np.where(words == "", texts[codes], words)
     return words
@@ -142,8 +135,7 @@ def _part(
     cls, fixed = op_by_name(name)
     columns = columns_of(cls)
     dtype = columns.dtype_on(canonical_dtype(dtype), device)
-    sizes = {}
-    good = np.ones(len(at), bool)
+    sizes, good = {}, np.ones(len(at), bool)
     for dimension in cls.dimensions():
         if dimension in fixed:
             continue
@@ -155,22 +147,22 @@ def _part(
             there = ", ".join(map(str, frame.columns[:12]))
             expected = f"{name} rows need a column {dimension!r}{closest(dimension, frame.columns)}"
             raise _MissingColumn(f"{expected}; the table has {there}")
-        values = _numbers(frame[given[0]].iloc[at], columns, dimension)
-        for other in given[1:]:  # tables of two sources name the same dimension twice
-            more = _numbers(frame[other].iloc[at], columns, dimension)
-            values = np.where(np.isnan(values), more, values)
+        cells = frame[given].iloc[at]
+        # tables of two sources name the same dimension twice
+        each = (_numbers(cells[one], columns, dimension) for one in given)
+        values = functools.reduce(lambda a, b: np.where(np.isnan(a), b, a), each)
         if dimension in columns.optional:
             empty = np.isnan(values)
-            if not columns.words:  # an unknown word of a flag is as good as none
-                empty &= _empty(frame[given].iloc[at])
+            if empty.any() and not columns.words:  # an unknown word of a flag is as good as none
+                blank = cells.isna() | (cells.map(str).map(str.strip) == "")
+                empty &= blank.all(axis=1).to_numpy()
             values = np.where(empty, _default(columns, dimension, labels, at), values)
         zero_allowed = dimension in columns.zero_allowed
-        smallest = 0.0 if zero_allowed else np.nextafter(0, 1)
-        wrong = ~((values >= smallest) & (values <= LARGEST_SIZE))
+        wrong = ~((values >= 0 if zero_allowed else values > 0) & (values <= LARGEST_SIZE))
         expected = f"a number {'of at least zero' if zero_allowed else 'above zero'}"
         expected = f"{name}: {given[0]} must be {expected} and at most {LARGEST_SIZE:g}"
         for i in np.flatnonzero(wrong & good):
-            problem[at[i]] = f"{expected}, got {frame[given[0]].iloc[at[i]]}"
+            problem[at[i]] = f"{expected}, got {cells[given[0]].iloc[i]}"
         good &= ~wrong
         sizes[dimension] = values
     op = cls(dtype, **{key: value[good] for key, value in sizes.items()}, **fixed, **text)
@@ -203,22 +195,14 @@ def _numbers(column: pd.Series, columns: Columns, dimension: str) -> np.ndarray:
     return values
 
 
-def _empty(cells: pd.DataFrame) -> np.ndarray:
-    """Rows that hold nothing in any of some columns."""
-    blank = [cells[name].isna() | (cells[name].astype(str).str.strip() == "") for name in cells]
-    return np.logical_and.reduce([one.to_numpy(bool) for one in blank])
-
-
 def _default(
     columns: Columns, dimension: str, labels: Mapping[str, np.ndarray], at: np.ndarray
 ) -> np.ndarray:
     """An optional dimension where its cell is empty: what a label implies, or its default."""
     values = np.full(len(at), columns.optional[dimension])
-    if dimension in columns.implied:
-        label, meanings = columns.implied[dimension]
-        codes, words = pd.factorize(labels[label][at])
-        for part, value in meanings.items():
-            values = np.where(np.array([part in word for word in words])[codes], value, values)
+    label, meanings = columns.implied.get(dimension, ("", {}))
+    for part, value in meanings.items():
+        values[[part in word for word in labels[label][at]]] = value
     return values
 
 
@@ -231,31 +215,27 @@ def _columns_for(frame: pd.DataFrame, columns: Columns, dimension: str) -> list[
 def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:
     """(places, the op whose `dimensions` are columns, its name in tables or "") of each stack."""
     groups: dict[tuple[Any, ...], list[int]] = {}
-    words: dict[type[Op], list[str]] = {}
-    dimensions: dict[type[Op], tuple[str, ...]] = {}
+    fields: dict[type[Op], tuple[list[str], list[str]]] = {}  # of numbers, of words
     for at, op in enumerate(ops):
         kind = type(op)
-        if kind not in words:
-            names, sized = [field.name for field in dataclasses.fields(kind)], kind.dimensions()
-            dimensions[kind] = tuple(sized)
-            words[kind] = [name for name in names if name not in sized]
-        same = (kind, name_of(op), *(getattr(op, name) for name in words[kind]))
+        if kind not in fields:
+            sized = kind.dimensions()
+            names = [field.name for field in dataclasses.fields(kind)]
+            fields[kind] = sized, [name for name in names if name not in sized]
+        same = (kind, name_of(op), *(getattr(op, name) for name in fields[kind][1]))
         groups.setdefault(same, []).append(at)
     for (kind, name, *_), places in groups.items():
         sizes: dict[str, Any] = {
             size: np.array([float(getattr(ops[at], size)) for at in places])
-            for size in dimensions[kind]
+            for size in fields[kind][0]
         }
         yield np.array(places), dataclasses.replace(ops[places[0]], **sizes), name
 
 
 def in_place(work: Work, calls: Sequence[OpCall]) -> Work:
     """The work of ops alike [n], with the reuse distances of their data in a program."""
-    if all(call.reuse_bytes is None for call in calls):
+    distances = np.array([call.reuse_bytes for call in calls], float)  # NaN: their own
+    if np.isnan(distances).all():
         return work
-    own = np.broadcast_to(np.asarray(work.reuse_bytes, float), (len(calls),))
-    distances = [
-        mine if call.reuse_bytes is None else call.reuse_bytes
-        for mine, call in zip(own, calls, strict=True)
-    ]
-    return dataclasses.replace(work, reuse_bytes=np.array(distances))
+    own = np.where(np.isnan(distances), work.reuse_bytes, distances)
+    return dataclasses.replace(work, reuse_bytes=own)

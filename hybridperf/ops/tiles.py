@@ -17,11 +17,11 @@ import math
 
 from hybridperf.io.namespace import Array, array_module, floats, reals
 from hybridperf.ops.base import Op
-from hybridperf.ops.inputs import Gpu, log2_ratio, log_sizes_base2, tails
+from hybridperf.ops.inputs import Gpu, log2_of, log2_ratio, tails
 
-BLOCK_TILE = (128.0, 128.0)  # the usual block of a matrix product: what `blocks` counts
+_BLOCK = 128.0  # outputs each way of the usual block of a matrix product: what `blocks` counts
 STEP_DEPTH = 64.0  # of k, that a block covers in one step
-STEP_FLOPS = 2.0 * BLOCK_TILE[0] * BLOCK_TILE[1] * STEP_DEPTH
+STEP_FLOPS = 2.0 * _BLOCK**2 * STEP_DEPTH
 # most parts that k is cut into, the least steps of a part, and what adding up twice as many costs;
 # chosen on GEMMs in 16 bits of three generations, where 8 to 32 steps are as good
 _MOST_PARTS, _LEAST_STEPS, _MERGE_STEPS = 16, 4.0, 16.0
@@ -34,25 +34,19 @@ _FILL_TILES = (  # (T_m, T_n, blocks that share one tile's k)
 
 @functools.singledispatch
 def blocks(op: Op) -> Array:
-    """Thread blocks that a usual GPU kernel of this op starts, not rounded; 0 says nothing, as of
-    all ops that register none.
-    """
+    """Thread blocks that a usual GPU kernel of this op starts, not rounded; 0 says nothing."""
     del op
     return 0.0
 
 
 @functools.singledispatch
 def serial_steps(op: Op, gpu: Gpu) -> Array:
-    """Steps that the busiest multiprocessor takes one after the other; 0 says nothing, as of all
-    ops that register none.
-    """
+    """Steps that the busiest multiprocessor takes one after the other; 0 says nothing."""
     del op, gpu
     return 0.0
 
 
-def tile_count(
-    m: Array, n: Array, tile_m: float = BLOCK_TILE[0], tile_n: float = BLOCK_TILE[1]
-) -> Array:
+def tile_count(m: Array, n: Array, tile_m: float = _BLOCK, tile_n: float = _BLOCK) -> Array:
     """Tiles that cover m x n outputs, a whole number."""
     return whole_tiles(m, tile_m) * whole_tiles(n, tile_n)
 
@@ -87,7 +81,7 @@ def product_steps(
 def product_inputs(m: Array, n: Array, k: Array, gpu: Gpu, batch: Array = 1.0) -> dict[str, Array]:
     """Inputs of `batch` products [m, k] x [k, n]: sizes, tails of tiles, alignment, waves."""
     out = {
-        **log_sizes_base2(m=m, n=n, k=k, outputs=floats(batch) * m * n),
+        **log2_of(m=m, n=n, k=k, outputs=floats(batch) * m * n),
         **tails(16, m=m),
         **tails(64, m=m, n=n, k=k),
         **tails(128, m=m, n=n),
@@ -97,7 +91,7 @@ def product_inputs(m: Array, n: Array, k: Array, gpu: Gpu, batch: Array = 1.0) -
         "align_k": aligned(k, 256),
     }
     for tile_m, tile_n in _WAVE_TILES:
-        out |= wave_inputs(f"{tile_m}x{tile_n}", batch * tile_count(m, n, tile_m, tile_n), gpu)
+        out |= gpu.waves(f"{tile_m}x{tile_n}", batch * tile_count(m, n, tile_m, tile_n))
     for tile_m, tile_n, parts in _FILL_TILES:
         # multiprocessor time over useful time, as if every block kept one multiprocessor busy for
         # its share of k
@@ -105,16 +99,6 @@ def product_inputs(m: Array, n: Array, k: Array, gpu: Gpu, batch: Array = 1.0) -
         taken = waves * gpu.sm_count * tile_m * tile_n / parts
         out[f"fill_{tile_m}x{tile_n}_by{parts}"] = log2_ratio(taken, batch * m * n)
     return out
-
-
-def wave_inputs(name: str, blocks: Array, gpu: Gpu) -> dict[str, Array]:
-    """log2 of the waves that blocks need, and of what rounding them up adds."""
-    module, blocks = reals(blocks)
-    waves = module.maximum(blocks, 1e-6) / gpu.sm_count
-    return {
-        f"waves_{name}": module.log2(waves),
-        f"last_wave_{name}": module.log2(module.ceil(waves) / waves),
-    }
 
 
 def aligned(size: Array, most: int) -> Array:

@@ -85,8 +85,10 @@ def lookups(kernels: pd.DataFrame) -> pd.DataFrame:
             lin_data.config(one["workload"], _BATCH).tables,
             lin_lookups.DIRECTIONS[one["op"]],
         )
-        formulas = lin_formulas.FORMULAS.items()
-        theirs = {name: by[direction](tables, _BATCH, gpu) for name, by in formulas}
+        theirs = {
+            name: lin_formulas.lookup_s(name, direction, tables, _BATCH, gpu)
+            for name in lin_formulas.FORMULAS
+        }
         ours = one[["measured_s", "predicted_s"]]
         rows.append({"workload": one["workload"], "direction": direction, **ours, **theirs})
     return pd.DataFrame(rows)

@@ -24,11 +24,9 @@ from hybridperf.ops.embedding import (
     distances,
     met,
     reuse,
-    reuse_distance_bytes,
     row_pieces,
     thin,
     uniform_unique_rows,
-    zipf_classes,
 )
 
 
@@ -63,7 +61,7 @@ def file_shares(unique: np.ndarray, lookups: np.ndarray, mean_reuse: float) -> n
     has three digits: there it is taken from them.
     """
     shares = np.asarray(unique, np.float64).copy()
-    per_row = [reuse.bin_mean(k, slope) for k, slope in enumerate(reuse._slopes(shares))]
+    per_row = [*map(reuse.mean_between, reuse.LOWER, reuse.HIGH, reuse.slopes_of(shares))]
     from_lookups = np.asarray(lookups) * mean_reuse / np.array(per_row)
     better = shares < 0.1
     shares[better] = from_lookups[better]
@@ -324,7 +322,7 @@ def test_histograms_of_a_file_thinned_to_batches(data_dir: Path) -> None:
             for of in ("uniq_frac", "index_frac")
         ]
         whole = Histogram(file_shares(*printed, mean), mean)
-        assert whole.problem() == ""
+        whole.check()
         for _, row in theirs[theirs["year"] == year].iterrows():
             fraction = row["batch_size"] / files["batch_size"].iloc[0]
             batch = thin(whole, fraction)
@@ -414,10 +412,6 @@ def test_classes_of_a_histogram_share_all_lookups(shares: list[float], rows: flo
     assert float(count.sum()) >= float(access.unique_rows(lookups, 1e12)) * (1 - 1e-9)
 
 
-def test_distance_is_the_footprint_of_rows_in_use() -> None:
-    assert float(reuse_distance_bytes(250.0, 128.0)) == 32_000
-
-
 def test_distances_of_uniform_access_have_a_closed_form() -> None:
     """As far as any number of rows up to all: mean log one below that of all rows, spread one."""
     mean, spread = distances([LookupStream(*Uniform().classes(1000, 1e5), 1000.0, 64.0)])
@@ -458,7 +452,7 @@ def test_other_tables_come_between_batches_only() -> None:
 
 
 def test_a_loop_over_few_batches_meets_its_own_rows_only() -> None:
-    count, p = met(*zipf_classes(1e6, 0.8, 0.0), 5000)
+    count, p = met(*Zipf(0.8).classes(5000, 1e6), 5000)
     assert float((count * p).sum()) == pytest.approx(1.0)
     assert float(count.sum()) == pytest.approx(float(Zipf(0.8).unique_rows(5000, 1e6)))
 

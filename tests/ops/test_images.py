@@ -13,11 +13,11 @@ from hybridperf.io import read_table
 from hybridperf.model.ship.devices import own_table
 from hybridperf.ops import BatchedGemm, Convolution, EncoderAttention, Gemm, OpCall
 from hybridperf.ops.images import (
-    CONVOLUTION,
     LAUNCH_S,
-    LOOP,
     MOST,
     MOST_GROUPED,
+    NORM_STEPS,
+    ConvolutionForm,
     GpuFacts,
     ImageNorm,
     ImagePool,
@@ -79,10 +79,10 @@ def test_more_images_are_never_faster(op: Convolution, direction: str) -> None:
 def test_a_depthwise_convolution_by_hand() -> None:
     """A million taps a multiprocessor and cycle leave the bytes, an endless memory the taps."""
     facts = gpu("rtx_4090", DEPTHWISE)
-    taps = 256 * 128 * 28 * 28 * 9 / (CONVOLUTION.taps_per_cycle[1] * 128 * 2.52e9)
+    taps = 256 * 128 * 28 * 28 * 9 / (ConvolutionForm.taps_per_cycle[1] * 128 * 2.52e9)
     endless = dataclasses.replace(facts, memory_bytes_per_s=1e18)
     assert float(convolution_s(DEPTHWISE, endless)) == pytest.approx(taps + LAUNCH_S, rel=1e-6)
-    moved_s = float(DEPTHWISE.work().bytes) / (CONVOLUTION.depthwise_memory[1] * 1.008e12)
+    moved_s = float(DEPTHWISE.work().bytes) / (ConvolutionForm.depthwise_memory[1] * 1.008e12)
     quick = dataclasses.replace(facts, cycles_per_s=1e20)
     assert float(convolution_s(DEPTHWISE, quick)) == pytest.approx(moved_s + LAUNCH_S, rel=1e-6)
 
@@ -106,8 +106,12 @@ def test_norms_and_pools_in_passes() -> None:
         evaluated, trained, back = (float(image_norm_s(op, gpu("rtx_3090", op))) for op in ops)
         n_bytes = 2 * np.prod(sizes)
         assert evaluated == pytest.approx(2 * n_bytes / 936e9, rel=0.05)
-        assert trained / evaluated == pytest.approx(1.5 / LOOP.trained[int(last)], rel=0.01)
-        assert back / evaluated == pytest.approx(2.5 / min(LOOP.gradient[int(last)], 1.0), rel=0.01)
+        assert trained / evaluated == pytest.approx(
+            1.5 / NORM_STEPS["train"].shares[int(last)], rel=0.01
+        )
+        assert back / evaluated == pytest.approx(
+            2.5 / min(NORM_STEPS["bwd"].shares[int(last)], 1.0), rel=0.01
+        )
     pool = ImagePool("fp16", 1e7, 4e7, 4.0)
     assert float(image_pool_s(pool, gpu("rtx_3090", pool))) > 2 * 2 * 5e7 / 936e9
 

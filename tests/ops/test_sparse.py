@@ -10,7 +10,6 @@ from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model.published.sparse import kernel_and_dtype, spmm_rows
 from hybridperf.ops import SDDMM, NMGemm, SpMM, columns_of, op_by_name
-from hybridperf.ops.inputs import gathered
 from hybridperf.ops.table import parse_ops
 
 REGULAR = SpMM("fp32", 1000.0, 1e9, 4000.0, 64.0)  # so many columns that none is met twice
@@ -21,9 +20,8 @@ def test_traffic_by_hand() -> None:
     assert float(done.flops) == 2 * 4000 * 64
     # a dense row for each nonzero, a result a row; an index and a value a nonzero, where rows begin
     assert float(done.bytes) == pytest.approx(5000 * row + 8 * 4000 + 4 * 1001, rel=1e-5)
-    again = gathered(REGULAR)
-    assert float(again.again_bytes) == pytest.approx(0.0, abs=row)
-    assert float(again.longest) == 4.0
+    assert float(REGULAR.again_bytes()) == pytest.approx(0.0, abs=row)
+    assert float(REGULAR.longest()) == 4.0
 
 
 def test_dot_products_write_the_nonzeros_alone() -> None:
@@ -34,8 +32,7 @@ def test_dot_products_write_the_nonzeros_alone() -> None:
 
 def test_rows_that_share_an_index_gather_once() -> None:
     whole, four = (
-        float(gathered(dataclasses.replace(REGULAR, block=block)).first_bytes)
-        for block in (1.0, 4.0)
+        float(dataclasses.replace(REGULAR, block=block).first_bytes()) for block in (1.0, 4.0)
     )
     assert four == pytest.approx(whole / 4, rel=1e-5)
 
@@ -43,7 +40,7 @@ def test_rows_that_share_an_index_gather_once() -> None:
 def test_all_rows_are_met_where_nonzeros_abound() -> None:
     dense = SpMM("fp32", 1000.0, 1000.0, 1e6, 64.0)
     assert float(dense.distinct()) == pytest.approx(1000.0)
-    assert float(gathered(dense).again_bytes) == pytest.approx((1e6 - 1000) * 256)
+    assert float(dense.again_bytes()) == pytest.approx((1e6 - 1000) * 256)
 
 
 @pytest.mark.parametrize("spread", [0.3, 1.0])

@@ -42,7 +42,7 @@ from hybridperf.model.families import (
 )
 from hybridperf.model.machine_facts import machine_of
 from hybridperf.ops import GROUPS
-from hybridperf.ops.inputs import gathered
+from hybridperf.ops.sparse import Sparse
 from hybridperf.ops.table import OpRows, ParsedOps
 
 
@@ -64,7 +64,7 @@ def adapt_families(
     rest: list[np.ndarray] = [np.zeros(0, int)]
     for part in parsed.parts if parsed else ():
         for family, keep in by_family(part):
-            if family in prior.families or (family and gathered(part.op) is not None):
+            if family in prior.families or (family and isinstance(part.op, Sparse)):
                 members.setdefault(family, []).append((part, keep))
             else:
                 rest.append(part.rows[keep])

@@ -58,10 +58,10 @@ from hybridperf.model.stages.who import (
     rate,
     who,
 )
-from hybridperf.ops.inputs import gathered
-from hybridperf.ops.latent_attention import PUBLISHED_SHARE
+from hybridperf.ops.attention import PUBLISHED_SHARE
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.rows import RowMachine, goes_by_rows
+from hybridperf.ops.sparse import Sparse
 
 # of any kernel on any GPU, believed
 FIXED_S = 5e-6
@@ -269,7 +269,7 @@ def _own_form(batch: Batch, machine: Machine, found: Any | None) -> tuple[Array,
     else:
         alone = kernel_floors(asked, machine.device) if goes_by_rows(batch.op) else None
         log_s = adapted.by_form(rows, alone)
-    what = "gathers" if gathered(batch.op) is not None else "passes over rows"
+    what = "gathers" if isinstance(batch.op, Sparse) else "passes over rows"
     spread = ((ROW_ROOFLINE.law_sd or 0.0) ** 2 + rows.library_sd**2) ** 0.5
     device = "" if found is None else found.device.id
     seconds = array_module(log_s).exp(log_s)
@@ -281,7 +281,7 @@ def _has_own_form(batch: Batch, device: DeviceSpec) -> bool:
     if gpu_of(device) is None:
         return False
     by_rows = bool(family_name(batch)) and goes_by_rows(batch.op)
-    return gathered(batch.op) is not None or (by_rows and RowMachine.of(device) is not None)
+    return isinstance(batch.op, Sparse) or (by_rows and RowMachine.of(device) is not None)
 
 
 def _wider(batch: Batch, device: DeviceSpec) -> Batch | None:

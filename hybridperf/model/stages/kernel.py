@@ -27,13 +27,7 @@ from hybridperf.ops.attention_kernels import (
     published_factor,
     published_share,
 )
-from hybridperf.ops.operand_order import (
-    ROWS,
-    order_remark,
-    order_seconds,
-    order_width,
-    turning_seconds,
-)
+from hybridperf.ops.operand_order import ROWS, order_belief, order_seconds, turning_seconds
 
 
 def by_attention_kernel(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
@@ -71,9 +65,9 @@ def by_operands(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequen
         return []
     peak = device.peak(op.dtype, "matrix") * numbers.peak_flops_scale
     more_s = order_seconds(batch.kernel, batch.work, device, peak, xp)
-    source = Source(Code.BELIEF, batch.kernel, assumed=order_remark(batch.kernel, device))
-    variance = order_width(batch.kernel, device) ** 2
-    return [Step("operands", xp.log1p(more_s / xp.exp(log_s)), source, variance, variance)]
+    width, remark = order_belief(device)
+    source = Source(Code.BELIEF, batch.kernel, assumed=remark)
+    return [Step("operands", xp.log1p(more_s / xp.exp(log_s)), source, width**2, width**2)]
 
 
 def _published_factor(kernel: str, dtype: str, model: Any) -> float:

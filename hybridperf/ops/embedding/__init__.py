@@ -8,15 +8,12 @@ What a lookup costs is an op: `ops.embedding_bag.lookup_calls(tables, batch, "fo
 """
 
 from hybridperf.ops.embedding.access import Access, Histogram, Indices, Uniform, Zipf, thin
-from hybridperf.ops.embedding.distance import LookupStream, distances, reuse_distance_bytes
-from hybridperf.ops.embedding.pieces import row_pieces
+from hybridperf.ops.embedding.distance import LookupStream, distances, met, uniform_unique_rows
 from hybridperf.ops.embedding.reuse import BINS, bin_names, lookups_within
-from hybridperf.ops.embedding.table import STATE_BYTES, Table, check_names, table_bytes
-from hybridperf.ops.embedding.unique import met, uniform_unique_rows, zipf_classes
+from hybridperf.ops.embedding.table import STATE_BYTES, Table, check_names, row_pieces, table_bytes
 
 __all__ = [
     "BINS", "STATE_BYTES", "Access", "Histogram", "Indices", "LookupStream", "Table", "Uniform",
-    "Zipf", "bin_names", "check_names", "distances", "lookups_within", "met",
-    "reuse_distance_bytes", "row_pieces", "table_bytes", "thin", "uniform_unique_rows",
-    "zipf_classes",
+    "Zipf", "bin_names", "check_names", "distances", "lookups_within", "met", "row_pieces",
+    "table_bytes", "thin", "uniform_unique_rows",
 ]  # fmt: skip

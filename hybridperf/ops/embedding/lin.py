@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hybridperf.io.errors import unknown
 from hybridperf.ops.embedding.table import Table
@@ -39,53 +39,45 @@ _MIB = 2.0**20
 
 
 @dataclasses.dataclass(frozen=True)
-class DramCurve:
-    """Their three-segment fit of DRAM time over bytes."""
+class LinGpu:
+    """Their microbenchmarked constants of one GPU, in their units."""
 
-    linear_from_log2: float  # below, time is `overhead_s`
-    saturated_from_log2: float  # above, bytes / `bytes_per_s` + `overhead_s`
-    bytes_per_s: float
-    overhead_s: float
+    peak_gflops: float
+    l2_gbytes_per_s: float
+    multiprocessors: int
+    l2_mib: float
+    # their three-segment fit of DRAM time over bytes
+    linear_from_log2: float  # below, time is the overhead
+    saturated_from_log2: float  # above, bytes / bandwidth + overhead
+    dram_gbytes_per_s: float
+    overhead_us: float
     # between: bandwidth in GB/s is 10^(height / (1 + e^(-steepness (x - centre))) + base)
     height: float
     centre: float
     steepness: float
     base: float
 
-    def seconds(self, moved_bytes: float) -> float:
-        """Time to move so many bytes."""
+    @property
+    def l2_bytes(self) -> float:
+        """Of the L2 cache."""
+        return self.l2_mib * _MIB
+
+    def dram_s(self, moved_bytes: float) -> float:
+        """Seconds to move so many bytes."""
         x = math.log2(max(moved_bytes, 1.0))
         if x <= self.linear_from_log2:
-            return self.overhead_s
+            return self.overhead_us * 1e-6
         if x > self.saturated_from_log2:
-            return moved_bytes / self.bytes_per_s + self.overhead_s
+            return moved_bytes / (self.dram_gbytes_per_s * 1e9) + self.overhead_us * 1e-6
         exponent = self.height / (1.0 + math.exp(-self.steepness * (x - self.centre))) + self.base
         return moved_bytes / (1e9 * 10.0**exponent)
 
 
-@dataclasses.dataclass(frozen=True)
-class LinGpu:
-    """Their microbenchmarked constants of one GPU."""
-
-    peak_flops_per_s: float
-    l2_bytes_per_s: float
-    multiprocessors: int
-    l2_bytes: float
-    dram: DramCurve
-
-
-def _gpu(peak: float, l2_speed: float, sms: int, l2_mib: float, *curve: float) -> LinGpu:
-    linear, saturated, dram, overhead_us, *rest = curve
-    fit = DramCurve(linear, saturated, dram * 1e9, overhead_us * 1e-6, *rest)
-    return LinGpu(peak * 1e9, l2_speed * 1e9, sms, l2_mib * _MIB, fit)
-
-
-# by device name; GFLOP/s, GB/s, SMs, MiB; the curve's knots, GB/s, microseconds, and four numbers
-# of the sigmoid
 _A100 = (15026.6, 2270.9, 108, 40, 14, 29, 1391.10, 6.450, 2.2096, 20.352, 0.6253, 0.9324)
 _V100 = (15441.5, 2847.5, 80, 6, 16, 30, 816.95, 4.833, 1.9472, 19.817, 0.5556, 0.9552)
 _GV100 = (13035.9, 2466.7, 80, 6, 15, 28, 601.05, 6.963, 2.5664, 18.546, 0.4197, 0.2728)
-GPUS = {"a100_sxm4_40g": _gpu(*_A100), "v100_sxm2": _gpu(*_V100), "gv100": _gpu(*_GV100)}
+GPUS = {"a100_sxm4_40g": LinGpu(*_A100), "v100_sxm2": LinGpu(*_V100), "gv100": LinGpu(*_GV100)}
+FORMULAS = ("lin_plain", "lin_hit_rate")
 
 
 def gpu(name: str) -> LinGpu:
@@ -95,39 +87,26 @@ def gpu(name: str) -> LinGpu:
     return GPUS[name]
 
 
-def plain_forward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float:
-    """All traffic to DRAM."""
-    return on.dram.seconds(sum(batch * (_rest_bytes(t) + _row_bytes(t)) for t in tables))
-
-
-def plain_backward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float:
-    """The rows read and written; SGD."""
-    moved = sum(batch * (_rest_bytes(t) + 2 * _row_bytes(t)) for t in tables)
-    return max(on.dram.seconds(moved), _compute_s(tables, batch, on))
-
-
-def hit_rate_forward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float:
-    """Uniform access; rows that the L2 cache holds come from there."""
-    hits = [(t, forward_hit_rate(t, batch, on)) for t in tables]
-    missed = sum(batch * (_rest_bytes(t) + (1 - h) * _row_bytes(t)) for t, h in hits)
-    hit_s = sum(batch * h * _row_bytes(t) for t, h in hits) / on.l2_bytes_per_s
+def lookup_s(
+    formula: str, direction: str, tables: Sequence[Table], batch: float, on: LinGpu
+) -> float:
+    """Seconds of a fused call by one of `FORMULAS`, "forward" or "backward" (SGD)."""
+    forward, knows_hits = direction == "forward", formula == "lin_hit_rate"
+    rate = forward_hit_rate if forward else backward_hit_rate
+    missed, hit, bag_flops = 0.0, 0.0, 0.0
+    for t in tables:
+        width = _to_32(_FLOAT_BYTES * t.dim)  # of a row, and of the result
+        rows = (1 if forward else 2) * t.pooling * width
+        rest = _OFFSETS_BYTES + _TABLE_OFFSET_BYTES + _to_32(_FLOAT_BYTES * t.pooling) + width
+        share = rate(t, batch, on) if knows_hits else 0.0
+        missed += batch * (rest + (1 - share) * rows)
+        hit += batch * share * rows
+        bag_flops += batch * t.pooling * 4 * (t.dim // 4)
+    seconds = max(on.dram_s(missed), hit / (on.l2_gbytes_per_s * 1e9))
+    if not forward:
+        return max(seconds, bag_flops / (on.peak_gflops * 1e9))
     dim = sum(t.dim for t in tables) / len(tables)
-    factor = 1.0 if dim > 64 else 1.1 if dim > 32 else 1.55
-    return factor * max(on.dram.seconds(missed), hit_s)
-
-
-def hit_rate_backward_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float:
-    """As forward, rows moved twice, with the chance that all rows of a bag are held."""
-    hits = [(t, backward_hit_rate(t, batch, on)) for t in tables]
-    missed = sum(batch * (_rest_bytes(t) + 2 * (1 - h) * _row_bytes(t)) for t, h in hits)
-    hit_s = sum(batch * 2 * h * _row_bytes(t) for t, h in hits) / on.l2_bytes_per_s
-    return max(on.dram.seconds(missed), hit_s, _compute_s(tables, batch, on))
-
-
-FORMULAS: dict[str, dict[str, Callable[[Sequence[Table], float, LinGpu], float]]] = {
-    "lin_plain": {"forward": plain_forward_s, "backward": plain_backward_s},
-    "lin_hit_rate": {"forward": hit_rate_forward_s, "backward": hit_rate_backward_s},
-}
+    return (1.0 if dim > 64 or not knows_hits else 1.1 if dim > 32 else 1.55) * seconds
 
 
 def forward_hit_rate(table: Table, batch: float, on: LinGpu) -> float:
@@ -152,21 +131,6 @@ def backward_hit_rate(table: Table, batch: float, on: LinGpu) -> float:
 
 def _tables_in_flight(batch: float, on: LinGpu) -> int:
     return math.ceil(on.multiprocessors * _WARPS_PER_SM / batch)
-
-
-def _row_bytes(table: Table) -> float:
-    """Of the rows of one bag."""
-    return table.pooling * _to_32(_FLOAT_BYTES * table.dim)
-
-
-def _rest_bytes(table: Table) -> float:
-    """Of one bag besides its rows."""
-    own = _to_32(_FLOAT_BYTES * table.pooling)
-    return _OFFSETS_BYTES + _TABLE_OFFSET_BYTES + own + _to_32(_FLOAT_BYTES * table.dim)
-
-
-def _compute_s(tables: Sequence[Table], batch: float, on: LinGpu) -> float:
-    return sum(batch * t.pooling * 4 * (t.dim // 4) for t in tables) / on.peak_flops_per_s
 
 
 def _to_32(amount: float) -> float:

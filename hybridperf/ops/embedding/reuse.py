@@ -27,9 +27,10 @@ from hybridperf.io.namespace import array_module
 
 BINS = 17
 _UPPER = 2.0 ** np.arange(BINS - 1)  # most lookups of a row of each bin but the last
-_LOWER = np.concatenate([[1.0], _UPPER + 1])  # fewest
+LOWER = np.concatenate([[1.0], _UPPER + 1])  # fewest
+# where nothing tells, the last bin ends at eight times its beginning
+HIGH = np.append(_UPPER, 8.0 * LOWER[-1])
 _NODES = 24  # counts that stand for a bin, at most
-_LONG_TAIL = 8.0  # the last bin ends so many times its beginning where nothing tells
 _STEEPEST = 200.0  # power of the count that leaves a bin's rows at one of its ends
 _HALVINGS = 30  # of twice that: to a millionth
 # of a mean in the power, as a share of it, where there is room in the bins to move it
@@ -50,27 +51,40 @@ def binned(p: Any, count: Any, lookups: Any) -> Any:
     module = array_module(p, count, lookups)
     if isinstance(lookups, jax.core.Tracer):
         met = module.asarray(p)[:, None] * lookups
-        more = jax.scipy.special.gammainc(module.array(_LOWER), met)
+        inside = _inside(jax.scipy.special.gammainc(module.array(LOWER), met), module)
     else:
         # of less than one lookup, too, each row is looked up once at most
-        more = more_than(max(lookups, 1.0), p)
-    inside = module.concatenate([more[..., :-1] - more[..., 1:], more[..., -1:]], -1)
+        inside = _chances(max(lookups, 1.0), p)
     rows = module.sum(module.asarray(count)[:, None] * inside, 0)
     return rows / module.sum(rows)
 
 
-def more_than(trials: Any, p: Any) -> Any:
-    """Probability [K, 17] of more than 0, 1, 2, 4, ... 2^15 successes in `trials` [K or none]
-    trials of probability `p` [K].
+def kept(times: Any, count: Any, fraction: Any) -> Any:
+    """Rows [17] of each bin where a `fraction` is kept of the lookups of `count` rows [K] that were
+    looked up `times` [K].
+    """
+    module = array_module(count, fraction)
+    return module.sum(count[:, None] * _chances(times, fraction + 0.0 * times), 0)
+
+
+def _chances(trials: Any, p: Any) -> Any:
+    """Probability [K, 17] that the successes in `trials` [K or none] trials of probability `p` [K]
+    fall in each bin.
 
     `trials` are numbers, not traced: the incomplete beta function has a slope in `p` only.
     """
     module = array_module(p)
     trials = np.broadcast_to(np.asarray(trials, np.float64), np.shape(p))[:, None]
-    possible = trials >= _LOWER  # fewer trials than successes: never, and no such beta function
-    rest = np.where(possible, trials - _LOWER + 1.0, 1.0)
+    possible = trials >= LOWER  # fewer trials than successes: never, and no such beta function
+    rest = np.where(possible, trials - LOWER + 1.0, 1.0)
     beta = scipy.special.betainc if module is np else jax.scipy.special.betainc
-    return module.where(possible, beta(_LOWER + 0 * rest, rest, module.asarray(p)[:, None]), 0.0)
+    chance = beta(LOWER + 0 * rest, rest, module.asarray(p)[:, None])
+    return _inside(module.where(possible, chance, 0.0), module)
+
+
+def _inside(at_least: Any, module: Any) -> Any:
+    """Probability of each bin from those of at least its fewest lookups."""
+    return at_least - module.concatenate([at_least[:, 1:], 0 * at_least[:, :1]], 1)
 
 
 def counts(shares: Any, mean_reuse: Any = None) -> tuple[np.ndarray, Any]:
@@ -81,21 +95,18 @@ def counts(shares: Any, mean_reuse: Any = None) -> tuple[np.ndarray, Any]:
     counts inside all bins by one power, as far as the bins' ends.
     """
     module = array_module(shares, mean_reuse)
-    slopes, high = _slopes(shares), np.append(_UPPER, _LOWER[-1] * _LONG_TAIL)
+    slopes, high = slopes_of(shares), HIGH.copy()
     if mean_reuse is not None and module is np and shares[-1] > 0:
-        below = sum(
-            share * bin_mean(k, slope)
-            for k, (share, slope) in enumerate(zip(shares[:-1], slopes, strict=False))
-        )
+        below = shares[:-1] @ [*map(mean_between, LOWER[:-1], HIGH[:-1], slopes[:-1])]
         high[-1] = _end_of_tail((mean_reuse - below) / shares[-1], float(slopes[-1]))
-    nodes = [_nodes(*ends) for ends in zip(_LOWER, high, strict=True)]
+    nodes = [_nodes(*ends) for ends in zip(LOWER, high, strict=True)]
     at, width = (np.concatenate(one) for one in zip(*nodes, strict=True))
     of = np.repeat(np.arange(BINS), [len(places) for places, _ in nodes])
     member = (of == np.arange(BINS)[:, None]).astype(float)
 
     def weight(lean: Any) -> Any:
         power = (lean - slopes)[of]
-        ratio = at / module.where(power > 0, high[of], _LOWER[of])  # at most one, to whatever power
+        ratio = at / module.where(power > 0, high[of], LOWER[of])  # at most one, to whatever power
         spread = width * module.exp(power * module.log(ratio))
         return (module.asarray(shares) / (member @ spread))[of] * spread
 
@@ -131,7 +142,7 @@ def rates(shares: Any, times: np.ndarray, met: Any, unmet: Any) -> Any:
     count, exp(1 / sqrt(c)).
     """
     module = array_module(shares, met, unmet)
-    slopes = _slopes(shares, np.inf)[np.searchsorted(_UPPER, times)]
+    slopes = slopes_of(shares, np.inf)[np.searchsorted(_UPPER, times)]
     chance = 1 / np.sqrt(times)
     more = module.log(times + 1.0) - module.clip(slopes / times, -chance, chance)
     alone = module.where(unmet > 0, met[0] / module.where(unmet > 0, unmet, 1.0), 1.0)
@@ -144,13 +155,10 @@ def rates(shares: Any, times: np.ndarray, met: Any, unmet: Any) -> Any:
 
 def thinned(shares: Any, mean_reuse: Any, fraction: Any) -> tuple[Any, Any]:
     """(shares [17], mean reuse) of a `fraction` of the samples."""
-    module = array_module(shares, mean_reuse, fraction)
     times, weight = counts(shares, mean_reuse)
-    more = more_than(times, fraction + 0.0 * times)
-    inside = module.concatenate([more[:, :-1] - more[:, 1:], more[:, -1:]], 1)
-    rows = module.sum(weight[:, None] * inside, 0)
-    kept = module.sum(rows)
-    return rows / kept, fraction * module.sum(times * weight) / kept
+    rows, module = kept(times, weight, fraction), array_module(shares, mean_reuse, fraction)
+    met = module.sum(rows)
+    return rows / met, fraction * module.sum(times * weight) / met
 
 
 def mean_of(shares: Any) -> Any:
@@ -162,7 +170,7 @@ def mean_of(shares: Any) -> Any:
 def mean_range(shares: np.ndarray) -> tuple[float, float]:
     """Least and most mean lookups per different row; the last bin has no upper end."""
     most = np.append(_UPPER, np.inf)
-    return float(shares @ _LOWER), float(shares[shares > 0] @ most[shares > 0])
+    return float(shares @ LOWER), float(shares[shares > 0] @ most[shares > 0])
 
 
 def lookups_within(shares: Any, most: float) -> Any:
@@ -171,12 +179,8 @@ def lookups_within(shares: Any, most: float) -> Any:
     return array_module(weight).sum(times * weight * (times <= most))
 
 
-def bin_mean(k: int, slope: float) -> float:
-    """Mean lookups of a row of a bin."""
-    return _mean_between(_LOWER[k], _UPPER[k] if k < BINS - 1 else _LOWER[-1] * _LONG_TAIL, slope)
-
-
-def _mean_between(low: float, high: float, slope: float) -> float:
+def mean_between(low: float, high: float, slope: float) -> float:
+    """Mean of counts from low to high that are spread as c^-slope."""
     at, width = _nodes(low, high)
     weight = width * at**-slope
     return float((at * weight).sum() / weight.sum())
@@ -193,22 +197,21 @@ def _nodes(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     return found
 
 
-def _slopes(shares: Any, steepest: float = 4.0) -> Any:
+def slopes_of(shares: Any, steepest: float = 4.0) -> Any:
     """a of c^-a inside each bin [17], from the densities of the neighbouring bins."""
     module = array_module(shares)
-    high = np.append(_UPPER, _LOWER[-1] * _LONG_TAIL)
-    density = module.log(module.maximum(module.asarray(shares), 1e-9) / (high - _LOWER + 1))
-    centre = np.log(np.sqrt(_LOWER * high))
-    before, after = np.maximum(np.arange(BINS) - 1, 0), np.minimum(np.arange(BINS) + 1, BINS - 1)
+    density = module.log(module.maximum(module.asarray(shares), 1e-9) / (HIGH - LOWER + 1))
+    centre, k = np.log(np.sqrt(LOWER * HIGH)), np.arange(BINS)
+    before, after = np.maximum(k - 1, 0), np.minimum(k + 1, BINS - 1)
     slope = (density[before] - density[after]) / (centre[after] - centre[before])
     return module.clip(slope, 0.0 if steepest < np.inf else -np.inf, steepest)
 
 
 def _end_of_tail(mean: float, slope: float) -> float:
     """Largest count of the last bin so that its mean is `mean`; at least the bin's beginning."""
-    low, high = _LOWER[-1], _LOWER[-1] * 1e4
+    low, high = LOWER[-1], LOWER[-1] * 1e4
     for _ in range(40):
         middle = np.sqrt(low * high)
-        below = _mean_between(_LOWER[-1], middle, slope) < mean
+        below = mean_between(LOWER[-1], middle, slope) < mean
         low, high = (middle, high) if below else (low, middle)
     return float(np.sqrt(low * high))

@@ -1,19 +1,19 @@
 """An embedding table as a model has it: rows of numbers, of which every sample looks up some and
-sums them.
+sums them; and what a table is whose rows are dealt out in pieces.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.io.errors import InputError
-from hybridperf.ops.embedding.access import Access, Uniform, is_number, is_real
+from hybridperf.ops.embedding.access import Access, Uniform, is_number, is_real, traced
 
 _LARGEST, _MOST_POOLING = 1e30, 1e15  # sums of them are numbers; memory allows far less
 
@@ -53,7 +53,7 @@ class Table:
         here = f"table {self.name}: expected"
         for field in ("rows", "dim", "pooling"):
             value = getattr(self, field)
-            if isinstance(value, jax.core.Tracer):
+            if traced(value):
                 continue
             if not is_number(value):
                 raise InputError(f"{here} a number of {field}, got {value!r}")
@@ -62,18 +62,13 @@ class Table:
                 raise InputError(f"{here} {field} above zero, got {value}; {leave}")
             if float(value) > (most := _MOST_POOLING if field == "pooling" else _LARGEST):
                 raise InputError(f"{here} {field} of at most {most:g}, got {value:g}; mend it")
-            whole = np.asarray(value).dtype.kind != "f" or float(value) == int(value)
-            if field != "pooling" and not whole:
+            if field != "pooling" and float(value) != int(value):
                 raise InputError(f"{here} a whole number of {field}, got {value}")
-        object.__setattr__(self, "dtype", self._named(lambda: canonical_dtype(self.dtype)))
+        object.__setattr__(self, "dtype", self._named(canonical_dtype, self.dtype))
         if not isinstance(self.access, Access):
             known = "Uniform(), Zipf(...), Histogram(...), Indices(...)"
             raise InputError(f"{here} an access distribution ({known})")
-        problem = self.access.problem()
-        if not problem and not isinstance(self.rows, jax.core.Tracer):
-            problem = self.access.misfit(float(self.rows))
-        if problem:
-            raise InputError(f"table {self.name}: {problem}")
+        self._named(self.access.check, None if traced(self.rows) else float(self.rows))
 
     @property
     def row_bytes(self) -> Any:
@@ -87,42 +82,38 @@ class Table:
 
     def lookups(self, batch: Any) -> Any:
         """Lookups of a batch of so many samples; infinitely many: of an endless stream."""
-        traced = isinstance(batch, jax.core.Tracer)
-        if not traced and not (is_real(batch) and np.all(np.asarray(batch) > 0)):
+        if not traced(batch) and not (is_real(batch) and np.all(np.asarray(batch) > 0)):
             expected = "expected a batch of more than zero samples"
             raise InputError(f"table {self.name}: {expected}, got {batch!r}")
         return batch * self.pooling
 
     def unique_rows(self, batch: Any) -> Any:
         """Expected different rows of a batch."""
-        lookups = self.lookups(batch)
-        return self._named(lambda: self.access.unique_rows(lookups, self.rows))
+        return self._named(self.access.unique_rows, self.lookups(batch), self.rows)
 
     def histogram(self, batch: Any) -> Any:
         """Shares [17] of a batch's different rows by how often they are looked up."""
-        lookups = self.lookups(batch)
-        return self._named(lambda: self.access.histogram(lookups, self.rows))
+        return self._named(self.access.histogram, self.lookups(batch), self.rows)
 
     def hits(self, batch: Any, cache_bytes: Any) -> Any:
         """Share of a batch's lookups found in a cache [...] of this table's own, empty at first."""
         held = cache_bytes
-        if not isinstance(cache_bytes, jax.core.Tracer):
+        if not traced(cache_bytes):
             held = np.asarray(cache_bytes)
             if not is_real(cache_bytes) or not np.all(held >= 0):
                 expected = "expected a cache of zero or more bytes"
                 raise InputError(f"table {self.name}: {expected}, got {cache_bytes!r}")
-        lookups = self.lookups(batch)
-        return self._named(lambda: self.access.hits(lookups, self.rows, held / self.row_bytes))
+        held_rows = held / self.row_bytes
+        return self._named(self.access.hits, self.lookups(batch), self.rows, held_rows)
 
     def classes(self, batch: Any) -> tuple[Any, Any]:
         """Rows of equal probability (`Access.classes`)."""
-        lookups = self.lookups(batch)
-        return self._named(lambda: self.access.classes(lookups, self.rows))
+        return self._named(self.access.classes, self.lookups(batch), self.rows)
 
-    def _named(self, answer: Callable[[], Any]) -> Any:
+    def _named(self, ask: Callable[..., Any], *values: Any) -> Any:
         """The answer; an `InputError` names the table."""
         try:
-            return answer()
+            return ask(*values)
         except InputError as error:
             raise InputError(f"table {self.name}: {error}") from error
 
@@ -148,8 +139,26 @@ def check_names(tables: Sequence[Table]) -> None:
     for table in tables:
         if not isinstance(table, Table):
             raise InputError(f"expected embedding tables as Table(...), got {table!r}")
-    seen: set[str] = set()
-    for table in tables:
-        if table.name in seen:
-            raise InputError(f"table {table.name} is given twice; tables are told apart by name")
-        seen.add(table.name)
+    for name, times in collections.Counter(table.name for table in tables).items():
+        if times > 1:
+            raise InputError(f"table {name} is given twice; tables are told apart by name")
+
+
+def row_pieces(table: Table, count: int) -> list[Table]:
+    """`count` tables with a table's rows between them, dealt out in the order of how often they are
+    looked up: piece j of k (from 1) holds the rows of rank j, j + k, j + 2k, ...
+
+    Each row keeps its lookups, so all pieces together meet as many different rows as the whole
+    table, and the first piece, with the hottest row, has the most lookups.
+    """
+    if not 1 <= count <= table.rows:
+        expected = f"expected 1 to {table.rows:g} pieces of it by row, got {count}"
+        raise InputError(f"table {table.name} has {table.rows:g} rows, {expected}")
+    if count == 1:
+        return [table]
+    whole = float(table.rows)
+    rows = [whole // count + float(at < whole % count) for at in range(count)]
+    return [
+        dataclasses.replace(table, rows=n, pooling=table.pooling * share, access=access)
+        for n, (share, access) in zip(rows, table._named(table.access.pieces, rows), strict=True)
+    ]

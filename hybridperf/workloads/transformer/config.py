@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
-from hybridperf.ops.moe import BALANCED, read_word
+from hybridperf.ops.moe import BALANCED, known_distribution
 from hybridperf.ops.quantise import known_scheme
 from hybridperf.workloads.transformer import fields
 from hybridperf.workloads.transformer import framework as frameworks
@@ -88,7 +88,7 @@ class TransformerConfig:
                 ' quant="fp8" multiplies in 8 bits'
             )
         known_scheme(self.quant)
-        read_word("distribution", self.routing, self.dtype)
+        known_distribution(self.routing)
         if self.adapters and self.shape.latent is not None:
             raise InputError(f"adapters of latent attention are not modelled ({self.shape.name})")
         fields.check_number("bucket_bytes", self.bucket_bytes, infinite=True)
