@@ -39,7 +39,7 @@ import numpy as np
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.learning.prior import uninformed_knobs
+from hybridperf.learning.prior import nobody
 from hybridperf.learning.prior.form import ROW_ROOFLINE
 from hybridperf.model.batch import Batch
 from hybridperf.model.families import family_rows, gpu_of, references_of
@@ -265,7 +265,7 @@ def _own_form(batch: Batch, machine: Machine, found: Any | None) -> tuple[Array,
         part = dataclasses.replace(part, labels={"framework": words})
     rows = family_rows(part, every, machine.device, machine.numbers)
     if adapted is None:  # or its rows were fitted by themselves
-        log_s = uninformed_knobs(rows).closed(rows).total
+        log_s = nobody(rows).typical().closed(rows).total
     else:
         alone = kernel_floors(asked, machine.device) if goes_by_rows(batch.op) else None
         log_s = adapted.by_form(rows, alone)
