@@ -29,19 +29,12 @@ def main() -> None:
     data = Path(
         sys.argv[1] if len(sys.argv) > 1 else os.environ.get("HYBRIDPERF_DATA", "../shared/data")
     )
-    prior = load_prior(DEFAULT_PRIOR).families[FAMILY]
+    prior = load_prior(DEFAULT_PRIOR).families[FAMILY].with_references([DEVICE])
     rows = read_families(data, [FAMILY]).families[FAMILY][DEVICE]
     many = rows.some(np.random.default_rng(0).integers(0, len(rows), 100_000))
-    references = [DEVICE]
     for count in (0, 200, 2_500, 100_000):
         start_s = time.perf_counter()
-        adapted = (
-            adapt(
-                prior, many.rows.rows(slice(0, count)), many.time_s[:count], references=references
-            )
-            if count
-            else adapt(prior, references=references)
-        )
+        adapted = adapt(prior, many.rows.rows(slice(0, count)), many.time_s[:count])
         adapt_s = time.perf_counter() - start_s
         adapted.predict(many.rows)  # compiles
         times_s = []

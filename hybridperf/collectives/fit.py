@@ -119,7 +119,7 @@ def fit_collectives(
             return CollectiveModel(spec, None, about), CollectiveReport()
         known, boxes = with_latencies(known, spec)
         references = boxes or references_of(spec, known.population.devices)
-        adapted = adapt(_tuned(known, references), references=references)
+        adapted = adapt(_tuned(known, references).with_references(references))
         there, met = _learned_on(spec, known.population.devices), versions.of_prior(adapted.prior)
         model = CollectiveModel(there, adapted, about, known_versions=met)
         return model.on(spec), CollectiveReport()
@@ -129,12 +129,11 @@ def fit_collectives(
     met = versions.of_rows(measured, met)
     usable = versions.taken_for_known(measured, met)
     seen, time_s = collective_rows(usable, spec), usable["time_s"].to_numpy(np.float64)
-    start = _tuned(known, references) if known else uninformed(seen)
+    start = _tuned(known, references).with_references(references) if known else uninformed(seen)
     # 20 rows of a GB200 node left out err by 12.2 % with a share of what none would say, by 14.0
     # without it, none by 13.9
     adapted = adapt(
-        start, seen, time_s, references=references, blended=known is not None,
-        own_hyper_rows=_OWN_HYPER_ROWS, keep_rows=keep_rows,
+        start, seen, time_s, keep_rows, own_hyper_rows=_OWN_HYPER_ROWS, blended=known is not None
     )  # fmt: skip
     about["rows"] = len(usable)
     model = CollectiveModel(

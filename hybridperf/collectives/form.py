@@ -68,7 +68,7 @@ class AlphaBeta:
     """The form above."""
 
     name = "links"
-    knobs = (
+    knobs: tuple[str, ...] = (
         "floor_s", "hop_s", "node_hop_s", "ring", "rendezvous_s", "intra_efficiency",
         "inter_efficiency", "small_waste", "rank_decay", "sharpness",
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""What an ensemble of small networks says of inputs: in NumPy, or traced by JAX.
+"""The small networks of all learned corrections, two layers and a bound, zero at the start; and
+what an ensemble of them says of inputs, in NumPy or traced by JAX.
 
     f_e(x) = c tanh( net_e(x) / c )
 
@@ -9,16 +10,13 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.io.arrays import flat
-
-if TYPE_CHECKING:
-    from hybridperf.learning.network import BoundedNet
 
 BOUND = 2.5  # c, of the log: a factor of 12
 # rows of a product, and products at once: activations stay in a core's cache
@@ -28,19 +26,25 @@ _GELU = math.sqrt(2.0 / math.pi)
 
 
 @functools.cache
-def network(width: int, bound: float) -> BoundedNet:
-    """The network of a correction."""
-    # Flax takes a fifth of a second to import; closed forms alone do without
-    from hybridperf.learning.network import BoundedNet
+def network(width: int, bound: float) -> Any:
+    """The network of a correction, a Flax module: inputs [..., d] -> log correction [...]."""
+    import flax.linen as nn  # takes a fifth of a second, and closed forms alone do without
 
-    return BoundedNet(width, bound)
+    class BoundedNet(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            h = nn.gelu(nn.Dense(width, name="first")(x))
+            h = h + nn.gelu(nn.Dense(width, name="second")(h))
+            out = nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(h)[..., 0]
+            return bound * jnp.tanh(out / bound)
+
+    return BoundedNet()
 
 
 def output(params: Any, x: jax.Array, bound: float) -> jax.Array:
     """What one member says of x [N, d]: [N]."""
-    return jnp.asarray(
-        network(params["out"]["kernel"].shape[0], bound).apply({"params": params}, x)
-    )
+    net = network(params["out"]["kernel"].shape[0], bound)
+    return jnp.asarray(net.apply({"params": params}, x))
 
 
 def fits(params: Any, inputs: int) -> bool:
@@ -64,8 +68,7 @@ def evaluate(params: Any, x: Any, bound: float = BOUND) -> tuple[Any, Any]:
         each = outputs(params, x, bound)
         return each.mean(0), each.std(0)
     missing = params["first"]["kernel"].shape[1] - x.shape[1]
-    mean, apart = _ensemble(params, jnp.pad(x, ((0, 0), (0, missing))) if missing else x, bound)
-    return mean, apart
+    return tuple(_ensemble(params, jnp.pad(x, ((0, 0), (0, missing))) if missing else x, bound))
 
 
 @functools.partial(jax.jit, static_argnums=2)

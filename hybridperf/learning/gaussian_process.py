@@ -34,20 +34,11 @@ _START_VARIANCE = (0.01, 0.02, 0.005, 0.003, 0.05, 0.001)
 _START_BELIEF = 0.7
 _SPREAD_ROWS = 256  # rows that say how sure a prediction is; all of them would cost their square
 _CHUNK = 512  # rows predicted at once
-_ARRAYS = ("x", "f", "weights", "sure", "factor")  # of a process, as files name them
 MATERN = 3.0**0.5  # what `matern32` multiplies distances by
-
-
-def under(arrays: Mapping[str, np.ndarray], folder: str) -> dict[str, np.ndarray]:
-    """Arrays of a file whose names begin with `folder`, without it."""
-    inside = (name for name in arrays if name.startswith(folder))
-    return {name.removeprefix(folder): np.asarray(arrays[name]) for name in inside}
 
 
 @dataclasses.dataclass(frozen=True)
 class HyperParameters:
-    """Hyper-parameters of the process."""
-
     log_variance: np.ndarray  # [6] in the order of VARIANCES
     log_length: np.ndarray  # [d]
     log_rough_length: np.ndarray  # [d]
@@ -59,10 +50,9 @@ class HyperParameters:
 
     @staticmethod
     def of(flat: np.ndarray) -> HyperParameters:
-        inputs = (len(flat) - len(VARIANCES) - 1) // 2
-        ends = np.cumsum([len(VARIANCES), inputs, inputs])
-        variance, length, rough_length = np.split(flat[:-1], ends[:-1])
-        return HyperParameters(variance, length, rough_length, flat[-1])
+        first, inputs = len(VARIANCES), (len(flat) - len(VARIANCES) - 1) // 2
+        variance, smooth, rough = np.split(flat[:-1], [first, first + inputs])
+        return HyperParameters(variance, smooth, rough, flat[-1])
 
 
 def start_hyper(inputs: int) -> HyperParameters:
@@ -139,13 +129,6 @@ def _kernel(hyper: HyperParameters, a: _Scaled, b: _Scaled) -> Any:
     return inner
 
 
-def kernel(
-    hyper: HyperParameters, x: np.ndarray, f: np.ndarray, other_x: np.ndarray, other_f: np.ndarray
-) -> np.ndarray:
-    """k without noise [N, n]."""
-    return _kernel(hyper, _Scaled.of(hyper, x, f), _Scaled.of(hyper, other_x, other_f))
-
-
 def variance(hyper: HyperParameters, x: Any, f: Any) -> Any:
     """k(x, x) with noise [N]: how wrong b f(x) may be where no row is near."""
     constant, smooth, rough, linear, trunk, noise = np.exp(hyper.log_variance)
@@ -164,22 +147,18 @@ class GaussianProcess:
     sure: np.ndarray  # int [m] the rows that say how sure a prediction is
     factor: np.ndarray  # [m, m] inverse of the Cholesky factor of their K
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def tree(self) -> dict[str, Any]:
         """Everything by name, for a file."""
-        own = {name: np.asarray(getattr(self, name)) for name in _ARRAYS}
-        return own | {f"hyper/{name}": np.asarray(one) for name, one in vars(self.hyper).items()}
+        return {**vars(self), "hyper": vars(self.hyper)}
 
     @staticmethod
-    def read(arrays: Mapping[str, np.ndarray], inputs: int) -> GaussianProcess:
-        """From what `arrays` gave; `ValueError` where it cannot be a process."""
-        of = {name: np.asarray(leaf) for name, leaf in arrays.items()}
-        names = [field.name for field in dataclasses.fields(HyperParameters)]
-        hyper = HyperParameters(**{name: of[f"hyper/{name}"] for name in names})
-        found = GaussianProcess(hyper, *(of[name] for name in _ARRAYS))
-        rows = len(found.x)
+    def read(tree: Mapping[str, Any], inputs: int) -> GaussianProcess:
+        """From what `tree` gave; `ValueError` where it cannot be a process."""
+        found = GaussianProcess(**{**tree, "hyper": HyperParameters(**tree["hyper"])})
+        rows, leaves = len(found.x), (found.x, found.f, found.weights, found.sure, found.factor)
         if found.x.shape != (rows, inputs) or not found.f.shape == found.weights.shape == (rows,):
             raise ValueError("the rows of a process do not have the shape of its inputs")
-        if not all(np.isfinite(leaf).all() for leaf in of.values()):
+        if not all(np.isfinite(leaf).all() for leaf in (*leaves, *tree["hyper"].values())):
             raise ValueError("a process holds a number that is not finite")
         return found
 
@@ -200,20 +179,13 @@ class GaussianProcess:
         return added, module.sqrt(module.maximum(unexplained, np.exp(self.hyper.log_variance[-1])))
 
 
-@dataclasses.dataclass(frozen=True)
-class LeaveOneOut:
-    """Each row by the process without it: predicted minus r, and standard deviation. [n] each."""
-
-    error: np.ndarray
-    deviation: np.ndarray
-
-
-def learn(hyper: HyperParameters, rows: Examples) -> tuple[GaussianProcess, LeaveOneOut]:
-    """The process after `rows`, and what it predicts of each when the others are all it has."""
-    rows = dataclasses.replace(rows, x=rows.x.astype(np.float64))
-    one = np.eye(len(rows))
-    noise = np.exp(hyper.log_variance[-1]) * one
-    covariance = kernel(hyper, rows.x, rows.f, rows.x, rows.f) + noise
+def learn(hyper: HyperParameters, rows: Examples) -> tuple[GaussianProcess, np.ndarray, np.ndarray]:
+    """(the process after `rows`, predicted minus r of each [n] when the others are all it has, the
+    standard deviation of that [n]).
+    """
+    one, noise = np.eye(len(rows)), np.exp(hyper.log_variance[-1])
+    scaled, again = (_Scaled.of(hyper, rows.x, rows.f) for _ in range(2))
+    covariance = _kernel(hyper, scaled, again) + noise * one
     factor = scipy.linalg.cho_factor(covariance, lower=True, check_finite=False)
     inverse = scipy.linalg.cho_solve(factor, one, check_finite=False)
     weights = inverse @ (rows.r - hyper.belief * rows.f)
@@ -225,7 +197,7 @@ def learn(hyper: HyperParameters, rows: Examples) -> tuple[GaussianProcess, Leav
     process = GaussianProcess(hyper, rows.x, rows.f, weights, sure, inverted)
     deviation = process.predict(rows.x, rows.f)[1]
     deviation[sure] = np.diag(np.linalg.inv(among)) ** -0.5  # these rows saw themselves
-    return process, LeaveOneOut(-weights / np.diag(inverse), deviation)
+    return process, -weights / np.diag(inverse), deviation
 
 
 # --- hyper-parameters -----------------------------------------------------------------------------
@@ -234,7 +206,6 @@ def learn(hyper: HyperParameters, rows: Examples) -> tuple[GaussianProcess, Leav
 def fit_hyper(start: HyperParameters, devices: Sequence[Examples], steps: int) -> HyperParameters:
     """The likeliest hyper-parameters for all devices alike, pulled towards `start`."""
     origin = start.flat()
-    devices = [dataclasses.replace(rows, x=rows.x.astype(np.float64)) for rows in devices]
     # a normal prior of deviation 1 (a factor of e) around the start, next to n likelihoods
     pull = 0.5 / sum(len(rows) for rows in devices)
 
@@ -248,12 +219,11 @@ def fit_hyper(start: HyperParameters, devices: Sequence[Examples], steps: int) -
 
     # a length of exp(4) times the start is as good as none
     near = [(at - 4.0, at + 4.0) for at in origin]
-    options = {"maxiter": steps}
     # several threads wait for each other on a busy machine: 200 rows took 101 s of processor time
     # with them, 8 without
     with threadpool_limits(1, user_api="blas"):
         found = scipy.optimize.minimize(
-            objective, origin, jac=True, method="L-BFGS-B", bounds=near, options=options
+            objective, origin, jac=True, method="L-BFGS-B", bounds=near, options={"maxiter": steps}
         )
     return HyperParameters.of(found.x)
 
@@ -272,14 +242,9 @@ def unlikeliness(hyper: HyperParameters, rows: Examples) -> tuple[float, HyperPa
     decay, rough_decay = np.exp(-away), np.exp(-rough_away)
     matern = (1 + away) * decay
     per_input = linear / rows.x.shape[1]
-    covariance = (
-        constant
-        + smooth * matern
-        + rough * rough_decay
-        + per_input * inner
-        + trunk * np.outer(rows.f, rows.f)
-        + noise * np.eye(n)
-    )
+    covariance = constant + smooth * matern + rough * rough_decay + per_input * inner
+    covariance += trunk * np.outer(rows.f, rows.f)
+    covariance += noise * np.eye(n)
     factor = scipy.linalg.cho_factor(covariance, lower=True, check_finite=False)
     inverse = scipy.linalg.cho_solve(factor, np.eye(n), check_finite=False)
     error = rows.r - hyper.belief * rows.f

@@ -69,17 +69,10 @@ def train(
         which = random.choice(np.flatnonzero(seen), rows.shape)
         rows[:] = first[which] + random.integers(0, counts[which])
     if start is None:
-        start = untrained(x.shape[1], len(sees), seed, recipe.width)
-    if not recipe.steps:
-        return start
-    return jax.tree.map(np.asarray, _train(start, x, target, drawn, recipe))
-
-
-def untrained(inputs: int, members: int, seed: int, width: int) -> Any:
-    """Weights of networks that say nothing yet."""
-    keys = jax.random.split(jax.random.key(seed), members)
-    net = network(width, BOUND)
-    params = jax.vmap(lambda key: net.init(key, jnp.zeros((1, inputs)))["params"])(keys)
+        net, empty = network(recipe.width, BOUND), jnp.zeros((1, x.shape[1]))
+        keys = jax.random.split(jax.random.key(seed), len(sees))
+        start = jax.vmap(lambda key: net.init(key, empty)["params"])(keys)
+    params = _train(start, x, target, drawn, recipe) if recipe.steps else start
     return jax.tree.map(np.asarray, params)
 
 

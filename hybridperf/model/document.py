@@ -9,6 +9,7 @@ import numpy as np
 
 from hybridperf.hardware import LEVELS, DeviceSpec
 from hybridperf.io import hash_of
+from hybridperf.io.arrays import flat
 from hybridperf.learning.prior import Adapted
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.platform import GROUP_KNOBS, LEVEL_KNOBS
@@ -18,7 +19,7 @@ from hybridperf.ops.roofline import RooflineKnobs
 MODEL_SCHEMA_VERSION = 6  # 6: groups learn as families do; 5: checksums
 UNCHECKED = 4  # the last version without them
 WEIGHTS_FILE = "residual.npz"
-FAMILY = "family/"
+FAMILY = "family"
 
 
 def to_document(
@@ -54,12 +55,5 @@ def weights_of(
     groups: Mapping[str, GroupReport], families: Mapping[str, Adapted]
 ) -> dict[str, np.ndarray]:
     """What groups learned as `group/...`, adapted priors as `family/name/...`."""
-    holders = {
-        group: report.residual for group, report in groups.items() if report.residual is not None
-    }
-    holders |= {f"{FAMILY}{family}": adapted for family, adapted in families.items()}
-    return {
-        f"{holder}/{name}": leaf
-        for holder, one in holders.items()
-        for name, leaf in one.arrays().items()
-    }
+    learned = {group: one.residual.arrays() for group, one in groups.items() if one.residual}
+    return flat({**learned, FAMILY: {name: one.arrays() for name, one in families.items()}})

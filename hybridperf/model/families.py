@@ -47,6 +47,7 @@ _FAMILY = {
     "elementwise": "elementwise", "softmax": "softmax", "norm": "norm", "gather": "gather",
     "quantise": "quantise", "spmm": "spmm", "sddmm": "spmm",
 }  # fmt: skip
+GATHERED = "spmm"  # the family whose rows gather those of a matrix
 FAMILIES = (*dict.fromkeys(_FAMILY.values()), "matmul_fp32")
 # text of an op that its own inputs already hold as numbers
 _NOT_AN_IMPLEMENTATION = frozenset({"distribution"})
@@ -189,7 +190,7 @@ def _own_form(
     """(form of the rows `keep`, what it reads besides arithmetic, what bounds them, the scatter of
     libraries).
     """
-    if isinstance(part.op, Sparse):
+    if _FAMILY.get(part.op.group) == GATHERED:
         return GATHER_ROOFLINE, _gathers(part.op, memory_bytes_per_s, gpu, whole)[keep], np.inf, 0.0
     if not goes_by_rows(part.op) or machine is None:
         return WAVE_ROOFLINE, None, np.inf, 0.0

@@ -31,8 +31,8 @@ from hybridperf.io import (
     settled,
     unknown,
 )
+from hybridperf.io.arrays import nested
 from hybridperf.io.process import check_not_forked
-from hybridperf.learning.gaussian_process import under
 from hybridperf.learning.inputs import Box
 from hybridperf.learning.prior import Adapted
 from hybridperf.learning.prior.alone import read_version_5
@@ -181,7 +181,7 @@ def _shipped(name: str) -> Path | None:
 
 def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
     checked = document["schema_version"] > UNCHECKED
-    stored = read_arrays(weights, str(document["weights_sha256"]), checked=checked)
+    stored = nested(read_arrays(weights, str(document["weights_sha256"]), checked=checked))
     knobs = neutral_knobs()
     arrays = {name: np.array(getattr(knobs, name)) for name in GROUP_KNOBS}
     reports = {}
@@ -202,11 +202,11 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
         if not np.isfinite([*lowest.values(), *highest.values(), *errors, half_width or 0.0]).all():
             raise ValueError(f"the entry of {group} holds a number that is not finite")
         if residual is not None:
-            learned = under(stored, f"{group}/")
             if document["schema_version"] <= _SHARES:
-                residual = read_version_5(Box.between(lowest, highest), residual, learned)
+                box = Box.between(lowest, highest)
+                residual = read_version_5(box, residual, stored[group])
             else:
-                residual = Adapted.read(learned, residual)
+                residual = Adapted.read(stored[group], residual)
         reports[group] = GroupReport(
             rows=int(entry["rows"]), half_width=half_width, lowest=lowest, highest=highest,
             dtypes=tuple(entry["dtypes"]), errors=errors, residual=residual,
@@ -222,7 +222,7 @@ def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
     if not np.isfinite(drift).all():
         raise ValueError("the drift holds a number that is not finite")
     families = {
-        family: Adapted.read(under(stored, f"{FAMILY}{family}/"), entry)
+        family: Adapted.read(stored[FAMILY][family], entry)
         for family, entry in document["families"].items()
     }
     device, provenance = _device(document["device"]), dict(document["provenance"])

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 
 from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError
-from hybridperf.learning.prior.machine import NO_FACTS, Machine
+from hybridperf.learning.prior.form import NO_FACTS, Machine
 
 _PROMPTS = "prefill_attention"
 _BY_CLOCK = frozenset({"matmul", "decode_attention", "moe"})

@@ -234,8 +234,8 @@ def fitted(
     prior = setup.prior(others, family).families[family]
     own = devices[device].some((devices[device].about["split"] == "train").to_numpy())
     references = references_of(load_device(device), prior.population.devices)
-    machine = machine_of(load_device(device), family)
-    return adapt(prior, own.rows, own.time_s, references=references, machine=machine)
+    prior = prior.with_references(references).on(machine_of(load_device(device), family))
+    return adapt(prior, own.rows, own.time_s)
 
 
 def judge_line(

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from hybridperf.learning.prior.family import FamilyPrior, uninformed
-from hybridperf.learning.prior.form import WAVE_ROOFLINE
+from hybridperf.learning.prior.form import NO_FACTS, WAVE_ROOFLINE, Machine
 from hybridperf.learning.prior.knobs import ImplementationKnobs, Population, fit_new, population
-from hybridperf.learning.prior.machine import NO_FACTS, Machine
 from tests.learning.test_prior import rows_of
 
 NAMES = ("gemm|eager|bf16", "gemm|eager|fp32")

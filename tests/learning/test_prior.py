@@ -27,7 +27,7 @@ from hybridperf.learning.prior import (
     train_family,
     uninformed,
 )
-from hybridperf.learning.prior.form import WAVE_ROOFLINE, ClosedFormValues, slopes
+from hybridperf.learning.prior.form import WAVE_ROOFLINE, ClosedFormValues, Machine, slopes
 from hybridperf.learning.prior.knobs import (
     ImplementationKnobs,
     Population,
@@ -36,7 +36,6 @@ from hybridperf.learning.prior.knobs import (
     fit_together,
     population,
 )
-from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.training import TrainingRecipe
 from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
 
@@ -405,14 +404,12 @@ def some_examples(number: int = 40) -> Examples:
 
 def test_leaving_one_row_out_equals_learning_without_it() -> None:
     hyper, rows = process.start_hyper(6), some_examples()
-    _, left_out = process.learn(hyper, rows)
+    _, error, deviation = process.learn(hyper, rows)
     for i in range(0, len(rows), 7):
-        without, _ = process.learn(hyper, rows.rows(np.arange(len(rows)) != i))
-        added, deviation = without.predict(rows.x[i : i + 1], rows.f[i : i + 1])
-        assert left_out.error[i] == pytest.approx(
-            hyper.belief * rows.f[i] + added[0] - rows.r[i], abs=1e-5
-        )
-        assert left_out.deviation[i] == pytest.approx(deviation[0], rel=1e-4)
+        without, *_ = process.learn(hyper, rows.rows(np.arange(len(rows)) != i))
+        added, sd = without.predict(rows.x[i : i + 1], rows.f[i : i + 1])
+        assert error[i] == pytest.approx(hyper.belief * rows.f[i] + added[0] - rows.r[i], abs=1e-5)
+        assert deviation[i] == pytest.approx(sd[0], rel=1e-4)
 
 
 def test_derivatives_of_the_likelihood_are_those_of_differences() -> None:

@@ -118,9 +118,7 @@ def test_what_is_read_back_is_the_same(prior: Prior, folder: Path) -> None:
 def test_a_prior_is_found_by_the_name_it_is_installed_under(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "hybridperf.learning.prior.shipped.installed_hardware", lambda: folder.parent
-    )
+    monkeypatch.setattr("hybridperf.io.installed_hardware", lambda: folder.parent)
     assert set(load_prior("made").families) == {"softmax"}
     with pytest.raises(
         InputError,
@@ -130,7 +128,7 @@ def test_a_prior_is_found_by_the_name_it_is_installed_under(
 
 
 def test_where_nothing_is_installed_a_name_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridperf.learning.prior.shipped.installed_hardware", lambda: None)
+    monkeypatch.setattr("hybridperf.io.installed_hardware", lambda: None)
     with pytest.raises(
         InputError,
         match=(

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from hybridperf.hardware import load_device
-from hybridperf.learning.prior.machine import NO_FACTS, Machine
+from hybridperf.learning.prior.form import NO_FACTS, Machine
 from hybridperf.model.machine_facts import machine_of, machines_of
 
 

@@ -103,8 +103,7 @@ def learned() -> PerfModel:
         targets.append(0.3 * np.sin(2 * inputs[-1].values.sum(1)) + 0.2)
     reports = {}
     for group, rows, target in zip(groups, inputs, targets, strict=True):
-        blank = alone._blank(rows)
-        seen = alone._examples(blank, rows, target)
+        blank, seen = alone._nothing_learned(rows, target)
         params = train([(alone._padded(seen.x), target)], np.ones((1, 1), bool), alone._RECIPE, 0)
         both = dataclasses.replace(
             blank, params=params, process=alone._process(seen), trunk_share=0.5, process_share=0.4

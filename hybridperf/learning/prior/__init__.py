@@ -7,10 +7,10 @@ adapted.predict(rows).log_s
 """
 
 from hybridperf.learning.prior.adapted import Adapted, Predicted, adapt
-from hybridperf.learning.prior.family import FamilyPrior, train_family, uninformed, uninformed_knobs
+from hybridperf.learning.prior.family import FamilyPrior, nobody, train_family, uninformed
 from hybridperf.learning.prior.rows import FamilyRows, concatenate
 
 __all__ = [
-    "Adapted", "FamilyPrior", "FamilyRows", "Predicted", "adapt", "concatenate", "train_family",
-    "uninformed", "uninformed_knobs",
+    "Adapted", "FamilyPrior", "FamilyRows", "Predicted", "adapt", "concatenate", "nobody",
+    "train_family", "uninformed",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ device's times.
 
 No rows: the usual knobs and the trunk f. Up to `MOST_KEPT_ROWS`: knobs fitted to the rows, and p,
 the process over them. More: knobs, and the trunk's networks trained on from where the prior left
-them, p = 0; no row is kept then.
+them, p = 0; no row is kept then. A device alone (`alone.py`): networks of its own rows, and p.
 
 Where devices of its architecture are in the prior, or the prior is of such different devices as
 systems are, few rows may err more than none do: the prediction is then a mean of both in the log of
@@ -21,33 +21,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from hybridperf.io.arrays import nested
+from hybridperf.io.arrays import flat, nested
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.ensemble import fits
-from hybridperf.learning.gaussian_process import (
-    NINE_OF_TEN,
-    Examples,
-    GaussianProcess,
-    HyperParameters,
-)
+from hybridperf.learning.gaussian_process import Examples, GaussianProcess, HyperParameters
 from hybridperf.learning.inputs import Box, faded
 from hybridperf.learning.prior import knobs as knob_fits
-from hybridperf.learning.prior.family import (
-    MEMBERS,
-    NOMINAL,
-    FamilyPrior,
-    bounded,
-    trunk_arrays,
-    unbounded,
-)
+from hybridperf.learning.prior.family import MEMBERS, NOMINAL, FamilyPrior, bounded, unbounded
 from hybridperf.learning.prior.knobs import ImplementationKnobs
-from hybridperf.learning.prior.machine import Machine
 from hybridperf.learning.prior.rows import FamilyRows, PriorRows
 from hybridperf.learning.training import TrainingRecipe, train
 
@@ -71,6 +58,8 @@ _TUNING_BATCH = 512
 _LEAST_TUNING_ROWS = 500  # fewer leave networks no better than they were
 _LEAST_TUNING_STEPS, _MOST_TUNING_STEPS = 1500, 6000
 _TUNING_RATE = 2e-3
+# numbers of a file's document, of which older ones lack some
+_SHARES = ("quantile", "trunk_share", "process_share", "deviation", "cold_share")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,84 +120,87 @@ class Adapted:
         if self.cold_share:
             without = _without_rows(self.prior)._by_rows(rows, alone)
             own = own.moved(self.cold_share * (without.log_s - own.log_s))
-        return self._bounded(rows, own, alone)
+        if not isinstance(rows, FamilyRows) or not self.prior.population.law:
+            return own
+        # no less than the datasheet's seconds, and no more than plain kernels take of ops near
+        # which nothing was measured
+        module = array_module(own.log_s)
+        least, floor = rows.log_roofline_s(), self._theta(rows, alone)[:, 0]
+        most = module.logaddexp(least + module.log(rows.most), floor)
+        most = module.where((own.outside == 0) & self._met(rows), np.inf, most)
+        return own.moved(module.clip(own.log_s, least, most) - own.log_s)
 
     def by_form(self, rows: PriorRows, alone: Any = None) -> Any:
         """Logs of seconds [N] by the closed form at this device's knobs."""
-        knobs = self.knobs.including(self.prior.population, rows.implementation)
-        theta = knobs.of(rows.implementation)
-        theta = np.concatenate([self._floors(rows, alone)[:, None], theta[:, 1:]], 1)
-        return rows.form.closed(theta, rows.work()).total
-
-    def _bounded(self, rows: PriorRows, found: Predicted, alone: Any) -> Predicted:
-        """No less than the datasheet's seconds, and no more than plain kernels take of ops near
-        which nothing was measured.
-        """
-        if not isinstance(rows, FamilyRows) or not self.prior.population.law:
-            return found
-        module = array_module(found.log_s)
-        roofline, floor = rows.log_roofline_s(), self._floors(rows, alone)
-        most = module.logaddexp(roofline + module.log(rows.most), floor)
-        near = (found.outside == 0) & self._met(rows)
-        bounds = roofline, module.where(near, np.inf, most)
-        return found.moved(module.clip(found.log_s, *bounds) - found.log_s)
+        return rows.form.closed(self._theta(rows, alone), rows.work()).total
 
     def _met(self, rows: PriorRows) -> np.ndarray:
         """Rows [N] of kernels that were measured, here or elsewhere."""
         own = np.isin(rows.implementation.astype(str), self.knobs.implementations)
         return own | ~self.prior.population.unmet(rows.implementation)
 
-    def _floors(self, rows: PriorRows, alone: Any) -> Any:
-        """[N] logs of the floors that count."""
+    def _theta(self, rows: PriorRows, alone: Any = None) -> Any:
+        """Knobs [N, K], the floors those that count."""
         knobs = self.knobs.including(self.prior.population, rows.implementation)
-        own = knobs.of(rows.implementation)[:, 0]
-        return own if alone is None else np.fmin(own, np.log(alone))
+        theta = knobs.of(rows.implementation)
+        if alone is None:
+            return theta
+        return np.concatenate([np.fmin(theta[:, :1], np.log(alone)[:, None]), theta[:, 1:]], 1)
 
     def _by_rows(self, rows: PriorRows, alone: Any = None) -> Predicted:
         """As if the prediction without rows had no share."""
-        knobs = self.knobs.including(self.prior.population, rows.implementation)
-        on = knobs.closed(rows)
+        theta = self._theta(rows)
+        on = rows.form.closed(theta, rows.work())
         seen = rows if self.rows else self.prior.in_place_of_sources(rows)
         x, f, apart = self.prior.trunk(seen, on, self.params)
         outside = self.sizes.outside(rows.inputs)
         beyond_prior = self.prior.sizes.outside(rows.inputs)
         module = array_module(outside, f)
-        f = self.trunk_share * f
+        f, prior = self.trunk_share * f, self.prior
         if self.params is not None:
             correction, deviation = f, module.sqrt(self.deviation**2 + apart**2)
         elif self.process is not None:
             correction = self.process.hyper.belief * f
         else:
-            correction = self.prior.hyper.belief * faded(beyond_prior, _COLD_FADE_OCTAVES) * f
+            correction = prior.hyper.belief * faded(beyond_prior, _COLD_FADE_OCTAVES) * f
             deviation = np.ones(len(f))
         if self.process is not None:
             # beside networks of its own rows it learned by itself
             added, deviation = self.process.predict(x, f if self.params is None else 0 * f)
             correction = correction + self.process_share * faded(outside) * added
         met = self._met(rows)
-        correction = correction * met
-        log_s = on.total + bounded(correction, self.prior.bound)
+        learned = bounded(correction * met, prior.bound)
+        log_s = on.total + learned
         if alone is not None:  # what is learned counts for what is not the floor
-            beside = 1 - module.exp(knobs.of(rows.implementation)[:, 0] - on.total)
-            apart = self.by_form(rows, alone) + beside * bounded(correction, self.prior.bound)
-            log_s = module.where(np.isnan(alone), log_s, apart)
+            beside = 1 - module.exp(theta[:, 0] - on.total)
+            log_s = module.where(
+                np.isnan(alone), log_s, self.by_form(rows, alone) + beside * learned
+            )
         half, none = self.quantile * deviation * _wider(outside), _wider(beyond_prior)
+        by_word = prior.half_widths(rows.implementation) * none
         if self.process is not None or self.params is not None:
             # rows never make less sure than none do; few cannot tell how far they err
             few = len(self.held_out) < LEAST_CALIBRATING
-            by_word = self.prior.half_widths(rows.implementation)
-            half = module.minimum(half, (by_word if few else self.prior.log_width) * none)
+            half = module.minimum(half, by_word if few else prior.log_width * none)
         elif self.rows == 0:
-            half = self.prior.half_widths(rows.implementation) * none
-        if (law := self.prior.population.law) is not None and isinstance(rows, FamilyRows):
-            by_law = NINE_OF_TEN * module.hypot(law.law_sd, rows.library_sd)
+            half = by_word
+        if (law := prior.population.law) is not None and isinstance(rows, FamilyRows):
+            by_law = process.NINE_OF_TEN * module.hypot(law.law_sd, rows.library_sd)
             half = module.where(met, half, by_law)
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
     def judged(
-        self, quantile: float, error: np.ndarray, deviation: np.ndarray, at: np.ndarray
+        self, error: np.ndarray, deviation: np.ndarray, at: np.ndarray, without: float
     ) -> Adapted:
-        """With the errors of held-out rows `at`, deviations, and the interval they need."""
+        """With the errors and deviations of held-out rows `at`, and so many deviations as hold 90 %
+        of a next error; those `without` rows count as some rows more.
+        """
+        number, quantile = len(error), without
+        if number >= LEAST_CALIBRATING:
+            rank = min(math.ceil(NOMINAL * (number + 1)), number)
+            own = float(np.sort(np.abs(error) / deviation)[rank - 1])
+            more = _PRIOR_ROWS * max(own, without)
+            quantile = (number * own + more) / (number + _PRIOR_ROWS)
         return dataclasses.replace(
             self, quantile=quantile, held_out=error, held_out_log_width=quantile * deviation,
             held_out_at=at,
@@ -222,49 +214,37 @@ class Adapted:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file; the prior's under `prior/`."""
-        out = {f"prior/{name}": array for name, array in self.prior.arrays().items()}
-        out |= {"knobs/theta": self.knobs.theta, "knobs/other": self.knobs.other}
-        out |= {"held_out": self.held_out, "held_out_log_width": self.held_out_log_width}
-        out |= {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
-        if self.process is not None:
-            out |= {f"process/{name}": leaf for name, leaf in self.process.arrays().items()}
-        return out | trunk_arrays(self.params)
+        tree = {
+            "prior": self.prior.arrays(), "trunk": self.params or {},
+            "process": self.process.tree() if self.process is not None else {},
+            "knobs": {"theta": self.knobs.theta, "other": self.knobs.other},
+            "sizes": {"low": self.sizes.low, "high": self.sizes.high},
+            "held_out": self.held_out, "held_out_log_width": self.held_out_log_width,
+        }  # fmt: skip
+        return {name: np.asarray(leaf) for name, leaf in flat(tree).items()}
 
     def document(self) -> dict[str, Any]:
         """The rest, as plain numbers and names."""
         return {
-            "prior": self.prior.document(),
-            "slots": list(self.knobs.implementations),
-            "sizes": list(self.sizes.names),
-            "rows": self.rows,
-            "quantile": self.quantile,
-            "trunk_share": self.trunk_share,
-            "process_share": self.process_share,
-            "deviation": self.deviation,
-            "cold_share": self.cold_share,
-        }
+            "prior": self.prior.document(), "slots": list(self.knobs.implementations),
+            "sizes": list(self.sizes.names), "rows": self.rows,
+            **{name: getattr(self, name) for name in _SHARES},
+        }  # fmt: skip
 
     @staticmethod
     def read(arrays: Mapping[str, np.ndarray], document: Mapping[str, Any]) -> Adapted:
         """From what `arrays` and `document` gave."""
-        of = {name: np.asarray(array) for name, array in arrays.items()}
-        seen, tuned = process.under(of, "process/"), process.under(of, "trunk/")
+        of = nested(arrays)
+        prior = FamilyPrior.read(of["prior"], document["prior"])
+        inputs, seen = len(prior.standard.centre), of.get("process")
+        shares: Any = {name: float(document[name]) for name in _SHARES if name in document}
         return Adapted(
-            FamilyPrior.read(process.under(of, "prior/"), document["prior"]),
-            ImplementationKnobs(tuple(document["slots"]), of["knobs/theta"], of["knobs/other"]),
-            int(document["rows"]),
-            Box(tuple(document["sizes"]), of["sizes/low"], of["sizes/high"]),
-            float(document["quantile"]),
-            of["held_out"],
-            of["held_out_log_width"],
-            np.zeros(0, int),
-            GaussianProcess.read(seen, len(of["prior/standard/centre"])) if seen else None,
-            nested(tuned) or None,
-            float(document["trunk_share"]),
-            float(document.get("process_share", 1.0)),
-            float(document["deviation"]),
-            float(document.get("cold_share", 0.0)),  # older files have none
-        ).checked()
+            prior, ImplementationKnobs(tuple(document["slots"]), **of["knobs"]),
+            int(document["rows"]), Box(tuple(document["sizes"]), **of["sizes"]),
+            held_out=of["held_out"], held_out_log_width=of["held_out_log_width"],
+            process=GaussianProcess.read(seen, inputs) if seen else None, params=of.get("trunk"),
+            **shares,
+        ).checked()  # fmt: skip
 
     @property
     def learned(self) -> float:
@@ -274,16 +254,15 @@ class Adapted:
 
     def checked(self) -> Adapted:
         """Itself; `ValueError` where it cannot be what predicts."""
-        standard = self.prior.standard
+        standard, params = self.prior.standard, (self.params, self.prior.params)
         weights = [standard.centre, standard.scale, self.sizes.low, self.sizes.high]
-        weights += [*trunk_arrays(self.params).values(), *trunk_arrays(self.prior.params).values()]
+        weights += [leaf for one in params for leaf in flat(one or {}).values()]
         if not all(np.isfinite(leaf).all() for leaf in weights) or not (standard.scale > 0).all():
             raise ValueError("what was learned holds a number that is not finite")
         if min(self.trunk_share, self.process_share) < 0:
             raise ValueError("what was learned has a share below 0")
-        for params in (self.params, self.prior.params):
-            if params is not None and not fits(params, len(standard.centre)):
-                raise ValueError("weights do not have the shape of networks of these inputs")
+        if not all(one is None or fits(one, len(standard.centre)) for one in params):
+            raise ValueError("weights do not have the shape of networks of these inputs")
         return self
 
 
@@ -294,24 +273,19 @@ def _wider(outside: Any) -> Any:
 
 def adapt(
     prior: FamilyPrior, rows: PriorRows | None = None, time_s: np.ndarray | None = None,
-    seed: int = 0, keep_rows: bool = True, references: Sequence[str] = (),
-    own_hyper_rows: int = OWN_HYPER_ROWS, machine: Machine | None = None, blended: bool = False,
+    keep_rows: bool = True, own_hyper_rows: int = OWN_HYPER_ROWS, blended: bool = False,
 ) -> Adapted:  # fmt: skip
     """The prior after rows of one device.
 
     Args:
-        prior: of the rows' family.
+        prior: of the rows' family, for a device of such references (`with_references`) and of such
+            a datasheet (`on`).
         rows: of the device, N of them; None: the prior alone.
         time_s: their seconds [N].
-        seed: of folds and training.
         keep_rows: False: no row is kept, however few there are.
-        references: devices of the prior with its architecture; their knobs are where it starts.
         own_hyper_rows: from so many rows on, hyper-parameters are fitted to these as well.
-        machine: what the device's datasheet says; None: what the prior was given (`prior.on`).
         blended: whether the prediction without rows has a share without references, too.
     """
-    prior = prior.with_references(references)
-    prior = prior if machine is None else prior.on(machine)
     if rows is None or time_s is None or len(rows) == 0:
         return _without_rows(prior)
     if isinstance(rows, FamilyRows) and not prior.population.law:
@@ -321,13 +295,13 @@ def adapt(
         raise ValueError("measured times must be finite and above zero")
     many = len(rows) > MOST_KEPT_ROWS or (not keep_rows and len(rows) >= _LEAST_TUNING_ROWS)
     if many and rows.matrix() is None:  # tuned networks would know matrices by heart
-        return _tuned(prior, rows, time_s, seed)
+        return _tuned(prior, rows, time_s)
     if not keep_rows:
-        return _knobs_alone(prior, rows, time_s, seed)
-    at = np.sort(np.random.default_rng(seed).permutation(len(rows))[:MOST_KEPT_ROWS])
+        return _knobs_alone(prior, rows, time_s)
+    at = np.sort(np.random.default_rng(0).permutation(len(rows))[:MOST_KEPT_ROWS])
     rows, time_s = rows.rows(at), time_s[at]
     many = len(rows) >= own_hyper_rows
-    found, error, deviation = _few(prior, rows, time_s, many, seed)
+    found, error, deviation = _few(prior, rows, time_s, many)
     # hyper-parameters have seen the rows, too: their errors left out one by one are a tenth too
     # small
     blended = blended or bool(prior.population.references)
@@ -335,17 +309,20 @@ def adapt(
     if many or blended:
         # a matrix' rows are many and the process' lengths are found from all of them: not for each
         # fold again
-        known = None if rows.matrix() is None or found.process is None else found.process.hyper
-        error, deviation = _cross_validated(prior, rows, time_s, many, seed, known)
+        matrix = rows.matrix() is not None
+        known = found.process.hyper if matrix and found.process is not None else None
+        folds = _FOLDS if matrix or len(rows) <= _FOLDED_ROWS else 2
+        error, deviation = _left_out(
+            rows, time_s, _dealt(rows, 1, folds),
+            lambda rows, time_s: _few(prior, rows, time_s, many, known)[0],
+        )  # fmt: skip
     if blended:
         found, error = _with_cold_share(found, rows, time_s, error)
-    quantile = _quantile(error, deviation, prior.quantile)
-    return found.judged(quantile, error, deviation, at)
+    return found.judged(error, deviation, at, prior.quantile)
 
 
 def _without_rows(prior: FamilyPrior) -> Adapted:
-    knobs = prior.population.typical()
-    return Adapted(prior, knobs, 0, prior.sizes, prior.log_width)
+    return Adapted(prior, prior.population.typical(), 0, prior.sizes, prior.log_width)
 
 
 def _with_cold_share(
@@ -365,37 +342,37 @@ def _with_cold_share(
     return dataclasses.replace(found, cold_share=float(shares[at])), blended[at]
 
 
-def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
+def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray) -> Adapted:
     """Knobs fitted to the rows, with the prior's trunk: for rows that are not to be kept."""
-    fold = _dealt(rows, seed)
-    sizes = Box.of(rows.inputs, rows.sizes)
+    number, sizes = len(rows), Box.of(rows.inputs, rows.sizes)
 
-    def fitted(keep: np.ndarray) -> Adapted:
-        knobs = prior.population.typical()
-        if keep.any():
-            knobs = knob_fits.fit_new(prior.population, rows.rows(keep), time_s[keep])
-        return Adapted(prior, knobs, len(rows), sizes, 1.0)
+    def fitted(rows: PriorRows, time_s: np.ndarray) -> Adapted:
+        usual = prior.population
+        knobs = knob_fits.fit_new(usual, rows, time_s) if len(rows) else usual.typical()
+        return Adapted(prior, knobs, number, sizes, 1.0)
 
-    error, deviation = _left_out(rows, time_s, fold, fitted)
-    quantile = _quantile(error, deviation, prior.log_width)
-    return fitted(fold >= 0).judged(quantile, error, deviation, np.arange(len(rows)))
+    left_out = _left_out(rows, time_s, _dealt(rows, 0), fitted)
+    return fitted(rows, time_s).judged(*left_out, np.arange(number), prior.log_width)
 
 
 def _left_out(
-    rows: PriorRows, time_s: np.ndarray, fold: np.ndarray, fitted: Callable[[np.ndarray], Adapted]
-) -> tuple[np.ndarray, np.ndarray]:
+    rows: PriorRows, time_s: np.ndarray, fold: np.ndarray,
+    fitted: Callable[[PriorRows, np.ndarray], Adapted],
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(error, deviation) of each row [N] of a fold, predicted by what is `fitted` to the others."""
     error, deviation = np.empty(len(rows)), np.empty(len(rows))
+    sizes = Box.of(rows.inputs, rows.sizes)  # a fold's narrower range is not the point
     for k in np.unique(fold):
         mine = fold == k
-        predicted = fitted(~mine).predict(rows.rows(mine))
+        others = dataclasses.replace(fitted(rows.rows(~mine), time_s[~mine]), sizes=sizes)
+        predicted = others.predict(rows.rows(mine))
         error[mine] = predicted.log_s - np.log(time_s[mine])
         deviation[mine] = predicted.high_log_s - predicted.log_s
     return error, deviation
 
 
 def _few(
-    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool, seed: int,
+    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool,
     known: HyperParameters | None = None,
 ) -> tuple[Adapted, np.ndarray, np.ndarray]:  # fmt: skip
     """(knobs and process over the rows, errors of each row left out [N], their standard deviations
@@ -412,34 +389,14 @@ def _few(
     for share in (1.0, 0.0) if many and f.any() else (1.0,):
         hyper, examples = known or prior.hyper, Examples(x, share * f, target)
         if many and known is None:
-            some = np.random.default_rng(seed).permutation(len(examples))[:_OWN_HYPER_MOST]
+            some = np.random.default_rng(0).permutation(len(examples))[:_OWN_HYPER_MOST]
             hyper = process.fit_hyper(hyper, [examples.rows(some)], _OWN_HYPER_STEPS)
         learned.append((share, *process.learn(hyper, examples)))
-
-    def mean_error(one: tuple[float, GaussianProcess, process.LeaveOneOut]) -> float:
-        return float(np.minimum(np.abs(one[2].error), _LARGE_ERROR).mean())
-
-    share, seen, left_out = min(learned, key=mean_error)
-    error = bounded(target + left_out.error) - bounded(target)
+    mean_errors = [np.minimum(np.abs(error), _LARGE_ERROR).mean() for _, _, error, _ in learned]
+    share, seen, error, deviation = learned[int(np.argmin(mean_errors))]
     sizes = Box.of(rows.inputs, rows.sizes)
     found = Adapted(prior, knobs, len(rows), sizes, 1.0, process=seen, trunk_share=share)
-    return found, error, left_out.deviation
-
-
-def _cross_validated(
-    prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool, seed: int,
-    known: HyperParameters | None = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """(error, standard deviation) of each row [N], predicted from the other folds."""
-    few = len(rows) <= _FOLDED_ROWS or rows.matrix() is not None
-    fold = _dealt(rows, seed + 1, _FOLDS if few else 2)
-    sizes = Box.of(rows.inputs, rows.sizes)  # a fold's narrower range is not the point
-
-    def fitted(keep: np.ndarray) -> Adapted:
-        found, _, _ = _few(prior, rows.rows(keep), time_s[keep], many, seed, known)
-        return dataclasses.replace(found, sizes=sizes)
-
-    return _left_out(rows, time_s, fold, fitted)
+    return found, bounded(target + error) - bounded(target), deviation
 
 
 def _dealt(rows: PriorRows, seed: int, folds: int = _FOLDS) -> np.ndarray:
@@ -450,38 +407,26 @@ def _dealt(rows: PriorRows, seed: int, folds: int = _FOLDS) -> np.ndarray:
     return np.asarray(fold if matrix is None else fold[matrix])
 
 
-def _quantile(error: np.ndarray, deviation: np.ndarray, without: float) -> float:
-    """Deviations that hold 90 % of a next error; the prior's value counts as some rows more."""
-    rank = math.ceil(NOMINAL * (len(error) + 1))
-    if len(error) < LEAST_CALIBRATING:
-        return without
-    own = float(np.sort(np.abs(error) / deviation)[min(rank, len(error)) - 1])
-    return (len(error) * own + _PRIOR_ROWS * max(own, without)) / (len(error) + _PRIOR_ROWS)
-
-
-def _tuned(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, seed: int) -> Adapted:
-    order = np.random.default_rng(seed).permutation(len(rows))
+def _tuned(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray) -> Adapted:
+    """Knobs, and the trunk's networks trained on, from all rows but some that judge them."""
+    order = np.random.default_rng(0).permutation(len(rows))
     aside = min(int(_HELD_OUT_SHARE * len(rows)), _MOST_HELD_OUT)
     held, learned = order[:aside], order[aside:]
-    knobs = knob_fits.fit_new(prior.population, rows.rows(learned), time_s[learned])
-    part = rows.rows(learned)
+    rest, part = rows.rows(held), rows.rows(learned)
+    knobs = knob_fits.fit_new(prior.population, part, time_s[learned])
     on = knobs.closed(part)
-    members = np.ones((MEMBERS, 1), bool)
     # few values: each is compiled
     steps = min(_LEAST_TUNING_STEPS * max(1, len(learned) // 6000), _MOST_TUNING_STEPS)
     recipe = TrainingRecipe(steps, _TUNING_RATE, _TUNING_BATCH, _ANCHOR)
     data = [(prior.standard.inputs(part, on), np.log(time_s[learned]) - on.total)]
-    params = train(data, members, recipe, seed, start=prior.params)
+    params = train(data, np.ones((MEMBERS, 1), bool), recipe, seed=0, start=prior.params)
     # Its rows widen the sizes where the networks may correct.
     seen = Box.of(rows.inputs, rows.sizes)
     wider = dataclasses.replace(prior, sizes=prior.sizes.joined(seen))
     out = Adapted(wider, knobs, len(rows), seen, 0.0, params=params)
-    rest = rows.rows(held)
     error = out.predict(rest).log_s - np.log(time_s[held])
     # of a normal distribution with that median
     deviation = float(np.median(np.abs(error)) / 0.6745)
     _, _, apart = wider.trunk(rest, knobs.closed(rest), params)
-    each = np.sqrt(deviation**2 + apart**2)
-    quantile = _quantile(error, each, prior.quantile)
-    judged = out.judged(quantile, error, each, held)
-    return dataclasses.replace(judged, deviation=deviation)
+    out = out.judged(error, np.sqrt(deviation**2 + apart**2), held, prior.quantile)
+    return dataclasses.replace(out, deviation=deviation)

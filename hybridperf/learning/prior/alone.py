@@ -22,16 +22,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridperf.io.arrays import nested
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process
-from hybridperf.learning.gaussian_process import Examples, GaussianProcess, under
+from hybridperf.learning.gaussian_process import Examples, GaussianProcess
 from hybridperf.learning.inputs import Box, Inputs
 from hybridperf.learning.prior.adapted import Adapted
 from hybridperf.learning.prior.family import FamilyPrior, bounded, unbounded, uninformed
-from hybridperf.learning.prior.form import ClosedFormValues
+from hybridperf.learning.prior.form import ClosedForm, ClosedFormValues
 from hybridperf.learning.prior.knobs import Population
-from hybridperf.learning.prior.standardiser import Standardiser
+from hybridperf.learning.prior.rows import Standardiser
 from hybridperf.learning.training import TrainingRecipe, train
 
 LEAST_ROWS = 16  # fewer rows of a group teach nothing but themselves
@@ -45,21 +44,15 @@ _HYPER_ROWS, _HYPER_STEPS = 300, 60
 _WORTH_IT = 0.05
 
 
-class GivenForm:
-    """Seconds that are given, times a constant; `work` [N, 1]: logs of seconds."""
+class GivenForm(ClosedForm):
+    """Seconds that are given, of which only the correction is asked for; `work` [N, 1] is zero."""
 
     name = "given"
     knobs = ("scale",)
-    position: tuple[str, ...] = ()
+    position = ()
     start = np.zeros(1)
     start_spread = np.ones(1)
     least_spread = np.ones(1)
-    known_spread: Mapping[str, float] = {}
-
-    def shared(self, words: tuple[str, ...]) -> str:
-        """Nothing: there is one implementation."""
-        del words
-        return ""
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         return np.asarray(work[..., 0] + theta[..., 0])
@@ -68,20 +61,16 @@ class GivenForm:
         return ClosedFormValues(work[..., 0] + theta[..., 0], work[:, :0])
 
 
-GIVEN_FORM = GivenForm()
-
-
 @dataclasses.dataclass(frozen=True)
 class GivenRows:
     """Some ops of a group whose closed form is given."""
 
-    log_s: Any  # [N] of the closed form
     inputs: Inputs  # [N, f]
 
-    form = GIVEN_FORM
+    form = GivenForm()
 
     def __len__(self) -> int:
-        return len(self.log_s)
+        return len(self.inputs.values)
 
     @property
     def implementation(self) -> np.ndarray:
@@ -93,23 +82,18 @@ class GivenRows:
         return self.inputs.names
 
     def work(self) -> Any:
-        return self.log_s[:, None]
+        return array_module(self.inputs.values).zeros((len(self), 1))
 
     def rows(self, keep: np.ndarray) -> GivenRows:
-        return GivenRows(self.log_s[keep], self.inputs.rows(keep))
+        return GivenRows(self.inputs.rows(keep))
 
     def matrix(self) -> None:
         return None
 
-    @staticmethod
-    def bare(inputs: Inputs) -> GivenRows:
-        """Where only the correction is asked for."""
-        return GivenRows(array_module(inputs.values).zeros(len(inputs.values)), inputs)
-
 
 def log_correction(adapted: Adapted, inputs: Inputs) -> Any:
     """What to add to the log of the closed form's seconds [N]; differentiable in the inputs."""
-    return adapted.predict(GivenRows.bare(inputs)).log_s
+    return adapted.predict(GivenRows(inputs)).log_s
 
 
 def learn_alone(
@@ -124,58 +108,44 @@ def learn_alone(
         fold: of each row [N]. What a row's held-out correction is made of, shares included, did not
             see its fold.
     """
-    folds = range(len(without))
-    seen = [*(fold != k for k in folds), np.ones(len(fold), bool)]
-    blank = [_blank(inputs.rows(keep)) for keep in seen]
-    data = [
-        _examples(one, inputs.rows(keep), log_error[keep])
-        for one, keep, log_error in zip(blank, seen, [*without, target], strict=True)
+    folds, place = range(len(without)), np.arange(len(fold))
+    seen = [*(fold != k for k in folds), place >= 0]
+    parts = [
+        _nothing_learned(inputs.rows(keep), log_error[keep])
+        for keep, log_error in zip(seen, [*without, target], strict=True)
     ]
     members = [*(_FOLD_MEMBERS for _ in folds), _FINAL_MEMBERS]
-    sees = np.repeat(np.eye(len(data), dtype=bool), members, 0)
-    of_networks = [(_padded(rows.x), bounded(rows.r)) for rows in data]
-    params = train(of_networks, sees, _RECIPE, seed=0)
-    ends = np.cumsum(members)
+    sees = np.repeat(np.eye(len(parts), dtype=bool), members, 0)
+    params = train([(_padded(rows.x), bounded(rows.r)) for _, rows in parts], sees, _RECIPE, seed=0)
 
-    def trained(which: int) -> Adapted:
-        mine = slice(ends[which] - members[which], ends[which])
-        return dataclasses.replace(
-            blank[which], params=jax.tree.map(lambda leaf: leaf[mine], params)
-        )
+    def learned(which: int, networks: bool, process: bool) -> Adapted:
+        (blank, rows), mine = parts[which], sees[:, which]
+        own = jax.tree.map(lambda leaf: leaf[mine], params) if networks else None
+        return dataclasses.replace(blank, params=own, process=_process(rows) if process else None)
 
-    networks, process = np.zeros(len(fold)), np.zeros(len(fold))
+    networks, process, corrections = np.zeros((3, len(fold)))
     for k in folds:
-        held = ~seen[k]
-        networks[held] = log_correction(trained(k), inputs.rows(held))
-        learned = dataclasses.replace(blank[k], process=_process(data[k]))
-        process[held] = log_correction(learned, inputs.rows(held))
-    wanted, corrections = without[fold, np.arange(len(fold))], np.zeros(len(fold))
-    for k in folds:
-        held = ~seen[k]
-        share, process_share = best_shares(wanted[~held], networks[~held], process[~held])
-        corrections[held] = share * networks[held] + process_share * process[held]
+        held = inputs.rows(~seen[k])
+        networks[~seen[k]] = log_correction(learned(k, True, False), held)
+        process[~seen[k]] = log_correction(learned(k, False, True), held)
+    wanted = without[fold, place]
+    for others in seen[:-1]:
+        shares = best_shares(wanted[others], networks[others], process[others])
+        corrections[~others] = shares[0] * networks[~others] + shares[1] * process[~others]
     share, process_share = best_shares(wanted, networks, process)
-    found = trained(-1) if share > 0 else blank[-1]
-    seen_rows = _process(data[-1]) if process_share > 0 else None
-    found = dataclasses.replace(
-        found, process=seen_rows, trunk_share=share, process_share=process_share
-    )
-    return found, corrections
+    found = learned(-1, share > 0, process_share > 0)
+    return dataclasses.replace(found, trunk_share=share, process_share=process_share), corrections
 
 
-def _blank(inputs: Inputs) -> Adapted:
-    """What says nothing yet of the inputs of some rows."""
-    rows = GivenRows.bare(inputs)
+def _nothing_learned(inputs: Inputs, target: np.ndarray) -> tuple[Adapted, Examples]:
+    """(what says nothing yet of the inputs of some rows, these rows to learn from)."""
+    rows = GivenRows(inputs)
     prior = uninformed(rows)
     ends = Box.of(inputs, prior.standard.names)
     prior = dataclasses.replace(prior, standard=dataclasses.replace(prior.standard, ends=ends))
-    return Adapted(prior, prior.population.typical(), len(rows), prior.sizes, prior.log_width)
-
-
-def _examples(blank: Adapted, inputs: Inputs, target: np.ndarray) -> Examples:
-    rows = GivenRows.bare(inputs)
-    x = blank.prior.standard.inputs(rows, blank.knobs.closed(rows))
-    return Examples(x, np.zeros(len(x)), unbounded(target))
+    blank = Adapted(prior, prior.population.typical(), len(rows), prior.sizes, prior.log_width)
+    x = prior.standard.inputs(rows, blank.knobs.closed(rows))
+    return blank, Examples(x, np.zeros(len(x)), unbounded(target))
 
 
 def _padded(x: np.ndarray) -> np.ndarray:
@@ -216,9 +186,7 @@ def best_shares(
     return float(one), float(other)
 
 
-def read_version_5(
-    box: Box, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
-) -> Adapted:
+def read_version_5(box: Box, document: Mapping[str, Any], tree: Mapping[str, Any]) -> Adapted:
     """A group's correction of model files of version 5: shares of networks and process, whose sum
     had no bound of its own.
     """
@@ -226,8 +194,8 @@ def read_version_5(
     centre, scale = (np.array(document[name], float) for name in ("centre", "scale"))
     at = [box.names.index(name) for name in names]
     ends = Box(names, box.low[at], box.high[at])
-    seen = under(arrays, "process/")
-    weights = {name: leaf for name, leaf in arrays.items() if not name.startswith("process/")}
+    weights = {**tree}
+    seen = weights.pop("process", None)
     nobody = Population(("",), np.ones(1), ("nobody",), np.zeros((1, 1, 1)))
     prior = FamilyPrior(
         nobody, Standardiser(names, centre, scale, ends, clip=3.0), None,
@@ -237,7 +205,7 @@ def read_version_5(
     found = Adapted(
         prior, nobody.typical(), 0, box, 1.0,
         process=GaussianProcess.read(seen, len(names)) if seen else None,
-        params=nested(weights), trunk_share=float(document["share"]),
+        params=weights, trunk_share=float(document["share"]),
         process_share=float(document["process_share"]),
     )  # fmt: skip
     return found.checked()

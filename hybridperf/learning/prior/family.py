@@ -21,15 +21,13 @@ from hybridperf.io.arrays import flat, nested
 from hybridperf.io.namespace import array_module, put
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.ensemble import BOUND, evaluate
-from hybridperf.learning.gaussian_process import Examples, HyperParameters, under
+from hybridperf.learning.gaussian_process import Examples, HyperParameters
 from hybridperf.learning.inputs import RANGE_SLACK_OCTAVES, Box, Inputs
 from hybridperf.learning.prior import knobs as knob_fits
-from hybridperf.learning.prior.form import ClosedFormValues
+from hybridperf.learning.prior.form import NO_FACTS, ClosedFormValues, Machine
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.knobs import ImplementationKnobs, Population
-from hybridperf.learning.prior.machine import NO_FACTS, Machine
-from hybridperf.learning.prior.rows import FamilyRows, PriorRows
-from hybridperf.learning.prior.standardiser import CLIP, Standardiser, standard
+from hybridperf.learning.prior.rows import CLIP, FamilyRows, PriorRows, Standardiser, standard
 from hybridperf.learning.training import TrainingRecipe, train
 
 NOMINAL = 0.9  # share of measurements that an interval is to hold
@@ -76,9 +74,7 @@ class FamilyPrior:
         by_word = self.log_widths
         if self.population.references and self.reference_log_width is not None:
             by_word = {}  # references tell of all alike
-        found, inverse = np.unique(implementation.astype(str), return_inverse=True)
-        each = [by_word.get(str(name), self.log_width) for name in found]
-        return np.array(each)[inverse]
+        return np.array([by_word.get(str(name), self.log_width) for name in implementation])
 
     def on(self, machine: Machine) -> FamilyPrior:
         """For a device of whose datasheet this is known."""
@@ -91,11 +87,9 @@ class FamilyPrior:
             return self
         hyper = dataclasses.replace(self.hyper, belief=np.array(1.0))
         usual = self.population.with_references(references)
-        prior = dataclasses.replace(self, population=usual, hyper=hyper)
-        quantile, log_width = self.reference_quantile, self.reference_log_width
-        if quantile is None or log_width is None:
-            return prior
-        return dataclasses.replace(prior, quantile=quantile, log_width=log_width)
+        told: Any = {"quantile": self.reference_quantile, "log_width": self.reference_log_width}
+        widths = {} if None in told.values() else told
+        return dataclasses.replace(self, population=usual, hyper=hyper, **widths)
 
     def trunk(
         self, rows: PriorRows, on: ClosedFormValues, params: Any = None
@@ -131,78 +125,58 @@ class FamilyPrior:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything with axes, by name, for a file."""
-        out = trunk_arrays(self.params)
-        out |= {f"population/{name}": getattr(self.population, name) for name in ("spread", "own")}
-        out |= {f"standard/{name}": getattr(self.standard, name) for name in ("centre", "scale")}
-        out |= {f"hyper/{name}": np.asarray(value) for name, value in vars(self.hyper).items()}
-        if (ends := self.standard.ends) is not None:
-            out |= {"standard/low": ends.low, "standard/high": ends.high}
-        return out | {"sizes/low": self.sizes.low, "sizes/high": self.sizes.high}
+        usual, how, ends = self.population, self.standard, self.standard.ends
+        tree = {
+            "trunk": self.params or {}, "population": {"spread": usual.spread, "own": usual.own},
+            "standard": {"centre": how.centre, "scale": how.scale}
+            | ({} if ends is None else {"low": ends.low, "high": ends.high}),
+            "hyper": vars(self.hyper), "sizes": {"low": self.sizes.low, "high": self.sizes.high},
+        }  # fmt: skip
+        return {name: np.asarray(leaf) for name, leaf in flat(tree).items()}
 
     def document(self) -> dict[str, Any]:
         """The rest, as plain numbers and names."""
+        usual = self.population
         return {
-            "slots": list(self.population.implementations),
-            **({"form": self.population.form} if self.population.law else {}),
-            "devices": list(self.population.devices),
-            "kin": list(self.population.references),
-            "machines": [machine.document() for machine in self.population.machines],
-            "machine": self.population.machine.document(),
-            "inputs": list(self.standard.names),
-            "sizes": list(self.sizes.names),
-            "quantile": self.quantile,
-            "log_width": self.log_width,
-            "kin_quantile": self.reference_quantile,
-            "kin_log_width": self.reference_log_width,
-            "log_widths": dict(self.log_widths),
-            "clip": self.standard.clip,
+            "slots": list(usual.implementations), **({"form": usual.form} if usual.law else {}),
+            "devices": list(usual.devices), "kin": list(usual.references),
+            "machines": list(map(dataclasses.asdict, usual.machines)),
+            "machine": dataclasses.asdict(usual.machine),
+            "inputs": list(self.standard.names), "sizes": list(self.sizes.names),
+            "quantile": self.quantile, "log_width": self.log_width,
+            "kin_quantile": self.reference_quantile, "kin_log_width": self.reference_log_width,
+            "log_widths": dict(self.log_widths), "clip": self.standard.clip,
             "network_bound": self.network_bound,
             "bound": self.bound if np.isfinite(self.bound) else None,
-        }
+        }  # fmt: skip
 
     @staticmethod
-    def read(arrays: Mapping[str, np.ndarray], document: Mapping[str, Any]) -> FamilyPrior:
-        """From what `arrays` and `document` gave."""
-        of = {name: np.asarray(array) for name, array in arrays.items()}
-        own, spread = of["population/own"], of["population/spread"]
-        listed = ("slots", "devices", "kin", "inputs", "sizes")
-        names = {key: tuple(document[key]) for key in listed}
-        # older files have no facts
-        machines = tuple(Machine.read(one) for one in document.get("machines", ()))
-        machine = Machine.read(document["machine"]) if "machine" in document else NO_FACTS
+    def read(arrays: Mapping[str, Any], document: Mapping[str, Any]) -> FamilyPrior:
+        """From what `arrays` (their names perhaps nested already) and `document` gave."""
+        of, said = nested(arrays), {**_OLDER, **document}
+        inputs, seen = tuple(said["inputs"]), of["standard"]
+        ends = Box(inputs, seen["low"], seen["high"]) if "low" in seen else None
         usual = Population(
-            names["slots"], spread, names["devices"], own, names["kin"], machines, machine,
-            str(document.get("form", "")),
+            tuple(said["slots"]), of["population"]["spread"], tuple(said["devices"]),
+            of["population"]["own"], tuple(said["kin"]),
+            tuple(Machine(**one) for one in said["machines"]), Machine(**said["machine"]),
+            str(said["form"]),
         )  # fmt: skip
-        reference_quantile, reference_log_width = (
-            None if document[key] is None else float(document[key])
-            for key in ("kin_quantile", "kin_log_width")
-        )
-        ends = None
-        if "standard/low" in of:
-            ends = Box(names["inputs"], of["standard/low"], of["standard/high"])
-        seen = of["standard/centre"], of["standard/scale"], ends, float(document.get("clip", CLIP))
-        bound = document.get("bound", BOUND)
         return FamilyPrior(
-            usual,
-            Standardiser(names["inputs"], *seen),
-            nested(under(of, "trunk/")) or None,
-            HyperParameters(**under(of, "hyper/")),
-            Box(names["sizes"], of["sizes/low"], of["sizes/high"]),
-            float(document["quantile"]),
-            float(document["log_width"]),
-            reference_quantile,
-            reference_log_width,
-            {str(word): float(width) for word, width in document.get("log_widths", {}).items()},
-            float(document.get("network_bound", BOUND)),
-            float("inf") if bound is None else float(bound),
-        )
+            usual, Standardiser(inputs, seen["centre"], seen["scale"], ends, float(said["clip"])),
+            of.get("trunk"), HyperParameters(**of["hyper"]),
+            Box(tuple(said["sizes"]), **of["sizes"]),
+            float(said["quantile"]), float(said["log_width"]),
+            said["kin_quantile"], said["kin_log_width"], dict(said["log_widths"]),
+            float(said["network_bound"]), float(np.inf if said["bound"] is None else said["bound"]),
+        )  # fmt: skip
 
 
-def trunk_arrays(params: Any) -> dict[str, np.ndarray]:
-    """Weights by name, for a file."""
-    leaves = {} if params is None else flat(params)
-    return {f"trunk/{name}": np.asarray(leaf) for name, leaf in leaves.items()}
+# what documents of older files lack
+_OLDER: Mapping[str, Any] = {
+    "form": "", "machines": (), "machine": {}, "log_widths": {}, "clip": CLIP,
+    "network_bound": BOUND, "bound": BOUND,
+}  # fmt: skip
 
 
 def unbounded(r: Any, bound: float = BOUND) -> Any:
@@ -271,35 +245,33 @@ def train_family(
     placed, colds, knowing, implementations = zip(*left_out, strict=True)
     hyper = process.fit_hyper(hyper, placed, _HYPER_STEPS)
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
-    of_references = [rows for rows in knowing if rows is not None]
-    quantiles = [_quantile_without_rows(believing, rows) for rows in of_references]
-    widths = [_log_width(believing, rows) for rows in of_references]
+    cold = [_needed(hyper, rows) for rows in colds]
+    known = [_needed(believing, rows) for rows in knowing if rows is not None]
+    by_word: dict[str, float] = {}
+    for rows, names in zip(colds, implementations, strict=True):
+        for name in map(str, np.unique(names.astype(str)) if width_by_implementation else ()):
+            if (names == name).sum() >= _WIDTH_ROWS:
+                _, width = _needed(hyper, rows.rows(names == name))
+                by_word[name] = max(width, by_word.get(name, 0.0))
     return dataclasses.replace(
-        prior,
-        hyper=hyper,
-        quantile=max(_quantile_without_rows(hyper, cold) for cold in colds),
-        log_width=max(_log_width(hyper, cold) for cold in colds),
-        reference_quantile=max(quantiles, default=None),
-        reference_log_width=max(widths, default=None),
-        log_widths=_log_widths(hyper, colds, implementations) if width_by_implementation else {},
-    )
+        prior, hyper=hyper, log_widths=by_word,
+        quantile=max(quantile for quantile, _ in cold), log_width=max(width for _, width in cold),
+        reference_quantile=max((quantile for quantile, _ in known), default=None),
+        reference_log_width=max((width for _, width in known), default=None),
+    )  # fmt: skip
 
 
 def uninformed(rows: PriorRows) -> FamilyPrior:
     """A prior that no device taught: usual knobs of the form, no network."""
-    nobody = _nobody(rows)
-    how = standard([(rows, nobody.typical().closed(rows))])
+    usual = nobody(rows)
+    how = standard([(rows, usual.typical().closed(rows))])
     hyper = dataclasses.replace(process.start_hyper(len(how.centre)), belief=np.array(0.0))
     box = Box.of(rows.inputs, rows.sizes)
-    return FamilyPrior(nobody, how, None, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
+    return FamilyPrior(usual, how, None, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
 
 
-def uninformed_knobs(rows: PriorRows) -> ImplementationKnobs:
+def nobody(rows: PriorRows) -> Population:
     """Where a form's knobs begin: beliefs alone."""
-    return _nobody(rows).typical()
-
-
-def _nobody(rows: PriorRows) -> Population:
     names = tuple(sorted(set(map(str, rows.implementation))))
     start = np.tile(rows.form.start, (1, len(names), 1))
     return Population(names, rows.form.start_spread, ("nobody",), start, form=rows.form.name)
@@ -376,25 +348,9 @@ def _cold_examples(
     return _examples(prior, params, prior.in_place_of_sources(rows), time_s, knobs)
 
 
-def _quantile_without_rows(hyper: HyperParameters, rows: Examples) -> float:
-    deviation = np.sqrt(process.variance(hyper, rows.x, rows.f))
-    return float(np.quantile(np.abs(rows.r - hyper.belief * rows.f) / deviation, NOMINAL))
-
-
-def _log_width(hyper: HyperParameters, rows: Examples) -> float:
-    """Log half-width that holds 90 % of the rows."""
-    return float(np.quantile(np.abs(bounded(rows.r) - bounded(hyper.belief * rows.f)), NOMINAL))
-
-
-def _log_widths(
-    hyper: HyperParameters, colds: Sequence[Examples], implementations: Sequence[np.ndarray]
-) -> dict[str, float]:
-    """`_log_width` by implementation, for the device where it is largest."""
-    found: dict[str, float] = {}
-    for rows, names in zip(colds, implementations, strict=True):
-        for name in map(str, np.unique(names.astype(str))):
-            here = names == name
-            if here.sum() >= _WIDTH_ROWS:
-                width = _log_width(hyper, rows.rows(here))
-                found[name] = max(width, found.get(name, 0.0))
-    return found
+def _needed(hyper: HyperParameters, rows: Examples) -> tuple[float, float]:
+    """(deviations, log half-width) that hold 90 % of rows predicted without any."""
+    said, deviation = hyper.belief * rows.f, np.sqrt(process.variance(hyper, rows.x, rows.f))
+    quantile = np.quantile(np.abs(rows.r - said) / deviation, NOMINAL)
+    width = np.quantile(np.abs(bounded(rows.r) - bounded(said)), NOMINAL)
+    return float(quantile), float(width)

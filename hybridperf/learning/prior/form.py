@@ -24,11 +24,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.ops import rows
 from hybridperf.ops.roofline import roof_s
 
@@ -49,19 +50,18 @@ class ClosedFormValues:
 class ClosedForm(Protocol):
     """A closed form with K knobs per device and implementation, all kept as logs."""
 
-    @property
-    def knobs(self) -> tuple[str, ...]:
-        """Their names."""
-
-    position: tuple[str, ...]  # names of what `closed` tells of a row's place
     name: str  # in files
+    knobs: tuple[str, ...]  # their names
+    position: tuple[str, ...]  # names of what `closed` tells of a row's place
     start: np.ndarray  # [K] where a device with rows enough begins
     start_spread: np.ndarray  # [K] and how far it may go
     least_spread: np.ndarray  # [K] over devices, however well a few of them agree
-    known_spread: Mapping[str, float]  # over devices, of knobs of which measurements do not tell
+    known_spread: Mapping[str, float] = {}  # the same, of knobs of which measurements do not tell
 
     def shared(self, words: tuple[str, ...]) -> str:
         """What implementations have alike whose knobs move together on a device, such as a link."""
+        del words
+        return ""  # all of a device move together
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         """[N] logs of seconds at knobs theta [N, K] (or [K]), which may be complex, with axes
@@ -90,10 +90,19 @@ _PRODUCTS = frozenset({"gemm", "matmul", "linear", "bmm", "mla_gen_pre", "mla_ge
 FAR = 12.0
 
 
-class WaveRoofline:
+@dataclasses.dataclass(frozen=True, eq=False)
+class WaveRoofline(ClosedForm):
     """The roofline with waves; `work` [N, 4]: logs of arithmetic s, traffic s, waves and steps."""
 
-    position: tuple[str, ...] = (
+    name: str
+    knobs: tuple[str, ...]
+    start: np.ndarray
+    start_spread: np.ndarray
+    # of the log of seconds by `start`, where that serves kernels nobody measured; None: what they
+    # share with those that were measured does
+    law_sd: float | None = None
+
+    position = (
         "compute_over_memory", "compute_bound", "body_over_floor", "compute_over_floor",
         "memory_over_floor", "total_over_floor", "above_floor", "waves_over_floor",
         "waves_over_total",
@@ -101,17 +110,7 @@ class WaveRoofline:
     # three devices that happen to agree do not make a law
     least_spread = np.array([0.15, 0.1, 0.1, 0.1, 0.2, 0.2])
     # few rows say little of the corner, and it trades against the efficiencies
-    known_spread: Mapping[str, float] = {"sharpness": 0.1}
-
-    def __init__(
-        self, name: str, knobs: tuple[str, ...], start: np.ndarray, start_spread: np.ndarray,
-        law_sd: float | None = None,
-    ):  # fmt: skip
-        """`law_sd`: of the log of seconds by `start`, where that serves kernels nobody measured;
-        None: what they share with those that were measured does.
-        """
-        self.name, self.knobs, self.law_sd = name, knobs, law_sd
-        self.start, self.start_spread = start, start_spread
+    known_spread = {"sharpness": 0.1}  # noqa: RUF012  # annotated it would be a field
 
     def shared(self, words: tuple[str, ...]) -> str:
         """The number format of products, which libraries take from one another; else the framework.
@@ -168,3 +167,41 @@ ROW_ROOFLINE = WaveRoofline(
     law_sd=float(np.hypot(rows.BETWEEN_SD, rows.WITHIN_SD)),
 )  # fmt: skip
 LAWS: Mapping[str, WaveRoofline] = {ROW_ROOFLINE.name: ROW_ROOFLINE}
+
+_USUAL_CLOCK_HZ = 1.9e9  # where a device's is not known
+_OF_THE_CLOCK = [WAVE_ROOFLINE.knobs.index(name) for name in ("floor_s", "wave_s", "step_s")]
+OF_THE_PEAK = WAVE_ROOFLINE.knobs.index("compute_efficiency")
+_OF_THE_MEMORY = WAVE_ROOFLINE.knobs.index("memory_efficiency")
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What a datasheet says of the knobs of `WaveRoofline`; none: nothing is moved.
+
+    Knobs of other devices are taken over per cycle and per rate that a device sustains, not per
+    second and per peak: a kernel's start and a wave's latency are cycles of the chip's clock, a
+    card with a low power limit never reaches the peak of its boost clock, and a kernel that a
+    chip's multiprocessors hold up gains nothing from a wider memory.
+    """
+
+    clock_hz: float | None = None  # of kernels that no host launches
+    # share of its datasheet peak that its power limit lets it hold, by number format; 1 elsewhere
+    sustained: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    memory_share: float = 1.0  # of the memory's bandwidth, against a usual machine's
+    takes_kernels: bool = False  # libraries take others' on it (`implementation.taken_from`)
+
+    def moves(self, implementations: Sequence[str], knobs: int) -> np.ndarray:
+        """[len(implementations), knobs] how far logs of knobs lie from those of a usual machine."""
+        out = np.zeros((len(implementations), knobs))
+        if self.clock_hz:
+            there = [at for at in _OF_THE_CLOCK if at < knobs]  # older knobs have no step
+            out[:, there] = np.log(_USUAL_CLOCK_HZ / self.clock_hz)
+        if self.sustained:
+            dtypes = [OpImplementation.parse(name).dtype for name in implementations]
+            out[:, OF_THE_PEAK] = np.log([self.sustained.get(dtype, 1.0) for dtype in dtypes])
+        if self.memory_share != 1:
+            out[:, _OF_THE_MEMORY] = np.log(self.memory_share)
+        return out
+
+
+NO_FACTS = Machine()

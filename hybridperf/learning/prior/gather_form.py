@@ -37,13 +37,12 @@ Axes: N rows, K knobs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from hybridperf.io.namespace import array_module
-from hybridperf.learning.prior.form import FAR, ClosedFormValues
+from hybridperf.learning.prior.form import FAR, ClosedForm, ClosedFormValues
 from hybridperf.ops.roofline import roof_s
 
 _LOGISTIC = 1.7  # of a normal quantile: Phi(x) is nearly 1 / (1 + exp(-1.7 x))
@@ -55,7 +54,7 @@ WORK = (
 )  # fmt: skip
 
 
-class GatherRoofline:
+class GatherRoofline(ClosedForm):
     """The roofline of gathers; `work` [N, 10] in the order of `WORK`."""
 
     name = "gathers"
@@ -64,18 +63,12 @@ class GatherRoofline:
         "skew_share", "slice_columns", "gather_s", "row_s_per_kilobyte", "indices", "beside",
         "smoothing",
     )  # fmt: skip
-    position: tuple[str, ...] = (
+    position = (
         "hit", "again_over_traffic", "longest_over_traffic", "floor_over_traffic", "above_floor",
     )  # fmt: skip
     start = np.log([5e-6, 0.6, 0.8, 3.5, 1.0, 1.0, 100.0, 5e-9, 10e-9, 0.8, 1.0, 1.0])
     start_spread = np.array([0.4, 0.4, 0.15, 0.25, 0.2, 0.2, 0.5, 1.0, 1.0, 0.35, 0.35, 0.4])
     least_spread = np.array([0.2, 0.1, 0.1, 0.15, 0.2, 0.2, 0.3, 0.4, 0.4, 0.2, 0.2, 0.1])
-    known_spread: Mapping[str, float] = {}
-
-    def shared(self, words: tuple[str, ...]) -> str:
-        """Nothing: all kernels of a device move together."""
-        del words
-        return ""
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
         return np.asarray(np.log(_parts(theta, work)["total"]))

@@ -18,22 +18,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import scipy
 
-from hybridperf.learning.prior.form import (
-    LAWS,
-    ClosedForm,
-    ClosedFormValues,
-    WaveRoofline,
-    slopes,
-)
+from hybridperf.learning.prior import form as forms
 from hybridperf.learning.prior.implementation import Implementation, taken_from, unversioned
-from hybridperf.learning.prior.machine import NO_FACTS, OF_THE_PEAK, Machine
 from hybridperf.learning.prior.rows import PriorRows
-from hybridperf.learning.robust import huber_data_only
 
 # of the spread over all devices: few rows of H200 no longer spoil what H100 tells of it
 _REFERENCE_SPREAD = 0.5
@@ -78,7 +70,7 @@ class ImplementationKnobs:
         theta = np.concatenate([self.theta, usual.mean_of(new) + moved])
         return ImplementationKnobs((*self.implementations, *new), theta, self.other)
 
-    def closed(self, rows: PriorRows) -> ClosedFormValues:
+    def closed(self, rows: PriorRows) -> forms.ClosedFormValues:
         """What the form predicts of some rows."""
         return rows.form.closed(self.of(rows.implementation), rows.work())
 
@@ -92,14 +84,12 @@ def most_alike(name: str, known: Sequence[str]) -> list[int]:
     return [at for at, number in enumerate(shared) if number == max(shared)]
 
 
-def _terms(name: str) -> list[tuple[str, float]]:
+def _terms(name: str) -> dict[str, float]:
     """What an implementation's knobs share with others, and how much each may matter."""
     words, version = Implementation.parse(name)
-    shared = [(f"{at}|{word}", _WORD_SPREAD) for at, word in enumerate(words)]
-    shared.append((unversioned(name), _WORDS_SPREAD))
-    if version:
-        shared += [(f"#{version}", _RELEASE_SPREAD), (name, _RELEASE_SPREAD)]
-    return shared
+    shared = {f"{at}|{word}": _WORD_SPREAD for at, word in enumerate(words)}
+    shared[unversioned(name)] = _WORDS_SPREAD
+    return shared | ({f"#{version}": _RELEASE_SPREAD, name: _RELEASE_SPREAD} if version else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +101,7 @@ class Population:
 
         theta_ds = facts of d + mean + words of s + all words of s + version of s + u_d + noise
 
-    Facts are what its datasheet says (`machine.Machine`). A device of which nothing else is known
+    Facts are what its datasheet says (`Machine`). A device of which nothing else is known
     has u_d = 0; one with reference devices has theirs.
     """
 
@@ -121,14 +111,14 @@ class Population:
     # [D, len(implementations), K] knobs of each device; not a number where it was not measured
     own: np.ndarray
     references: tuple[str, ...] = ()
-    machines: tuple[Machine, ...] = ()  # of the D devices; none: nothing is known of any
-    machine: Machine = NO_FACTS  # whose knobs are asked for
+    machines: tuple[forms.Machine, ...] = ()  # of the D devices; none: nothing is known of any
+    machine: forms.Machine = forms.NO_FACTS  # whose knobs are asked for
     form: str = ""  # name of the closed form
 
     @property
-    def law(self) -> WaveRoofline | None:
+    def law(self) -> forms.WaveRoofline | None:
         """The form whose own constants serve implementations that no device measured."""
-        return LAWS.get(self.form)
+        return forms.LAWS.get(self.form)
 
     def unmet(self, implementation: np.ndarray) -> np.ndarray:
         """Which rows [N] the law serves."""
@@ -139,33 +129,33 @@ class Population:
         """For a device that starts from the references' knobs, and keeps nearer to them."""
         return dataclasses.replace(self, references=tuple(references)) if references else self
 
-    def on(self, machine: Machine) -> Population:
+    def on(self, machine: forms.Machine) -> Population:
         """For a device of whose datasheet this is known; facts that were not taken off the devices'
         knobs do not move its own.
         """
-        known = machine if self.machines else Machine(takes_kernels=machine.takes_kernels)
+        known = machine if self.machines else forms.Machine(takes_kernels=machine.takes_kernels)
         return self if known == self.machine else dataclasses.replace(self, machine=known)
 
     @functools.cached_property
     def without_facts(self) -> np.ndarray:
         """[D, len(implementations), K] knobs of each device as if it were a usual machine."""
+        if not self.machines:
+            return self.own
         names, knobs = self.implementations, self.own.shape[2]
-        machines = self.machines or (NO_FACTS,) * len(self.devices)
-        return self.own - np.stack([machine.moves(names, knobs) for machine in machines])
+        return self.own - np.stack([machine.moves(names, knobs) for machine in self.machines])
 
     @functools.cached_property
     def _effects(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """(mean [K], effect [K] of each term)."""
         at = np.argwhere(np.isfinite(self.own[..., 0]))
         terms = [_terms(name) for name in self.implementations]
-        spread = {term: sd for each in terms for term, sd in each}
+        spread = {term: sd for each in terms for term, sd in each.items()}
         spread |= {f"device|{name}": _DEVICE_SPREAD for name in self.devices}
         column = {name: i for i, name in enumerate(spread)}
         design = np.zeros((len(at), len(spread)))
         for row, (device, which) in enumerate(at):
-            for name, _ in terms[which]:
+            for name in (*terms[which], f"device|{self.devices[device]}"):
                 design[row, column[name]] = 1.0
-            design[row, column[f"device|{self.devices[device]}"]] = 1.0
         # The mean is free: it is what is left when every effect is zero, by generalised least
         # squares.
         sds = np.array(list(spread.values()))
@@ -212,13 +202,12 @@ class Population:
     def _of_strangers(self, implementations: Sequence[str]) -> np.ndarray:
         """[len(implementations), K] usual knobs without references."""
         mean, effects = self._effects
-        terms = [[term for term, _ in _terms(name)] for name in implementations]
+        terms = map(_terms, implementations)
         return np.stack([mean + sum(effects.get(term, 0.0) for term in each) for each in terms])
 
     def typical(self) -> ImplementationKnobs:
         """Knobs of a device of which nothing was measured."""
-        theta = self.below_the_peak(self.implementations)
-        theta = self.halfway(self.implementations, theta)
+        theta = self.halfway(self.implementations, self.below_the_peak(self.implementations))
         return ImplementationKnobs(self.implementations, theta, theta.mean(0))
 
     @functools.cached_property
@@ -231,26 +220,21 @@ class Population:
         own knobs and 14.8, 25.7, 19.4, 20.1 by half way to TensorRT-LLM's and the other's place in
         the networks; experts 28.5, 63.0, 33.1, 32.5 and 30.2, 54.9, 30.4, 28.7 %.
         """
-        pairs = ((name, taken_from(name)) for name in self.implementations)
-        return {
-            name: source
-            for name, source in pairs
-            if source in self.implementations
-            and unversioned(name) not in self._of_references
-            and self.machine.takes_kernels
-        }
+        met = self._of_references
+        own = [name for name in self.implementations if unversioned(name) not in met]
+        pairs = {name: taken_from(name) for name in own if self.machine.takes_kernels}
+        return {name: source for name, source in pairs.items() if source in self.implementations}
 
     def halfway(
-        self, names: Sequence[str], theta: np.ndarray, which: Sequence[int] | None = None
+        self, names: Sequence[str], theta: np.ndarray, without: Sequence[str] | None = None
     ) -> np.ndarray:
-        """Knobs [len(names), K] of which those `which` may run another's kernels, all if not given,
-        stand half way to the other's.
+        """Knobs [len(names), K] of which those `without` rows, all if not given, that may run
+        another's kernels stand half way to the other's.
         """
-        at = {name: place for place, name in enumerate(names)}
-        out = theta.copy()
-        for place in range(len(names)) if which is None else which:
-            if (source := self.taking.get(names[place])) in at:
-                out[place] = (theta[place] + theta[at[source]]) / 2
+        at, out = {name: place for place, name in enumerate(names)}, theta.copy()
+        for name in names if without is None else without:
+            if (source := self.taking.get(name)) in at:
+                out[at[name]] = (theta[at[name]] + theta[at[source]]) / 2
         return out
 
     def below_the_peak(self, implementations: Sequence[str]) -> np.ndarray:
@@ -262,9 +246,9 @@ class Population:
         theta = self.mean_of(implementations)
         free = [at for at, machine in enumerate(self.machines) if not machine.sustained]
         if 0 < len(free) < len(self.machines):
-            usual = np.nanmedian(self.own[free, :, OF_THE_PEAK])
+            usual = np.nanmedian(self.own[free, :, forms.OF_THE_PEAK])
             new = [unversioned(name) not in self._of_references for name in implementations]
-            theta[new, OF_THE_PEAK] = np.minimum(theta[new, OF_THE_PEAK], usual)
+            theta[new, forms.OF_THE_PEAK] = np.minimum(theta[new, forms.OF_THE_PEAK], usual)
         return theta
 
 
@@ -282,21 +266,18 @@ def fit_each_implementation(
     if usual is not None:
         mean = usual.mean_of(names)
         spread = np.maximum(_PULLED_SPREAD * usual.spread, _PULLED_LEAST)
-    theta, alone = [], np.ones((1, 1))
-    for name, start in zip(names, mean, strict=True):
+    theta, alone, scale = [], np.ones((1, 1)), _PRIOR_LOSS_SCALE
+    for name, start in zip(names, mean[:, None], strict=True):
         at = np.flatnonzero(rows.implementation == name)
-        at = at[_spread_out(log_time[at], _MOST_ROWS)]
+        at = at[_spread_out(log_time[at])]
         which = np.zeros(len(at), int)
-        fitted = _map_fit(
-            form, start[None], which, work[at], log_time[at], spread, _PRIOR_LOSS_SCALE, alone
-        )
-        theta.append(fitted[0])
+        theta += [*_map_fit(form, start, which, work[at], log_time[at], spread, scale, alone)]
     return ImplementationKnobs(names, np.stack(theta), np.mean(theta, 0))
 
 
 def fit_together(
     measured: Mapping[str, tuple[PriorRows, np.ndarray]], alone: Mapping[str, ImplementationKnobs],
-    machines: Mapping[str, Machine],
+    machines: Mapping[str, forms.Machine],
 ) -> dict[str, ImplementationKnobs]:  # fmt: skip
     """Knobs of prior devices, fitted `alone` and again, pulled to what is usual among them.
 
@@ -306,22 +287,22 @@ def fit_together(
     for _ in range(_PULLED_ROUNDS):
         usual = population(next(iter(measured.values()))[0].form, own, machines)
         own = {
-            name: fit_each_implementation(*one, usual.on(machines.get(name, NO_FACTS)))
+            name: fit_each_implementation(*one, usual.on(machines.get(name, forms.NO_FACTS)))
             for name, one in measured.items()
         }
     return own
 
 
 def population(
-    form: ClosedForm, devices: Mapping[str, ImplementationKnobs],
-    machines: Mapping[str, Machine] | None = None,
+    form: forms.ClosedForm, devices: Mapping[str, ImplementationKnobs],
+    machines: Mapping[str, forms.Machine] | None = None,
 ) -> Population:  # fmt: skip
     """Mean and spread over devices, of which `machines` tells facts."""
     names = tuple(sorted({name for knobs in devices.values() for name in knobs.implementations}))
     own = np.full((len(devices), len(names), len(form.knobs)), np.nan)
     for i, knobs in enumerate(devices.values()):
         own[i, [names.index(name) for name in knobs.implementations]] = knobs.theta
-    facts = tuple(machines.get(name, NO_FACTS) for name in devices) if machines else ()
+    facts = tuple(machines.get(name, forms.NO_FACTS) for name in devices) if machines else ()
     usual = Population(
         names, np.ones(len(form.knobs)), tuple(devices), own, machines=facts, form=form.name
     )
@@ -335,42 +316,39 @@ def population(
 def fit_new(prior: Population, rows: PriorRows, time_s: np.ndarray) -> ImplementationKnobs:
     """Knobs of a new device: deviations of the device and of implementations, pulled to zero."""
     log_time = np.log(time_s)
-    keep = _spread_out(log_time, _MOST_ROWS)
+    keep = _spread_out(log_time)
     rows, log_time = rows.rows(keep), log_time[keep]
     names = tuple(sorted({*prior.implementations, *rows.implementation.astype(str)}))
     mean, spread = prior.mean_of(names), prior.spread_of(names)
     which = np.searchsorted(names, rows.implementation.astype(str))
-    absent = np.setdiff1d(np.arange(len(names)), which)
-    if len(absent):
-        mean[absent] = prior.below_the_peak([names[at] for at in absent])
+    here = [names[at] for at in np.unique(which)]
+    if absent := [name for name in names if name not in here]:
+        mean[[names.index(name) for name in absent]] = prior.below_the_peak(absent)
     parts = [rows.form.shared(Implementation.parse(name).words) for name in names]
-    deviations = _deviations(names, which, parts)
-    theta = _map_fit(
-        rows.form, mean, which, rows.work(), log_time, spread, _NEW_LOSS_SCALE, deviations
-    )
-    theta = prior.halfway(names, theta, absent.tolist())
+    deviations, scale = _deviations(names, here, parts), _NEW_LOSS_SCALE
+    theta = _map_fit(rows.form, mean, which, rows.work(), log_time, spread, scale, deviations)
+    theta = prior.halfway(names, theta, absent)
     return ImplementationKnobs(names, theta, theta.mean(0))
 
 
-def _deviations(names: Sequence[str], which: np.ndarray, parts: Sequence[str]) -> np.ndarray:
+def _deviations(names: Sequence[str], here: Sequence[str], parts: Sequence[str]) -> np.ndarray:
     """How implementations [G] deviate together [G, deviations], in units of the spread.
 
     Deviations are of the device (each of its `parts` [G] by itself), and of the implementations and
-    versions that have rows.
+    versions `here` that have rows.
     """
-    here = {names[at] for at in np.unique(which)}
     bare = [unversioned(name) for name in names]
-    versioned = [name for name in sorted(here) if Implementation.parse(name).version]
+    members: list[tuple[Sequence[str], float, str]]
     members = [(parts, 1.0, part) for part in dict.fromkeys(parts)]
-    members += [(bare, 1.0, name) for name in sorted({unversioned(name) for name in here})]
-    members += [(list(names), _VERSION_SPREAD, name) for name in versioned]
+    members += [(bare, 1.0, name) for name in sorted(set(map(unversioned, here)))]
+    members += [(names, _VERSION_SPREAD, name) for name in here if name != unversioned(name)]
     columns = [share * np.array([one == name for one in all_]) for all_, share, name in members]
     return np.stack(columns, 1)
 
 
 def _map_fit(
-    form: ClosedForm, mean: np.ndarray, which: np.ndarray, work: np.ndarray, log_time: np.ndarray,
-    spread: np.ndarray, scale: float, deviations: np.ndarray,
+    form: forms.ClosedForm, mean: np.ndarray, which: np.ndarray, work: np.ndarray,
+    log_time: np.ndarray, spread: np.ndarray, scale: float, deviations: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
     """theta [G, K] of rows of implementations `which` [N]; `deviations` [G, D] in units of `spread`
     [G, K] or [K].
@@ -385,7 +363,7 @@ def _map_fit(
         return np.concatenate([(form.log_s(theta_of(x)[which], work) - log_time) / scale, x])
 
     def derivative(x: np.ndarray) -> np.ndarray:
-        slope = slopes(form, theta_of(x)[which], work)
+        slope = forms.slopes(form, theta_of(x)[which], work)
         each = slope * np.broadcast_to(spread, mean.shape)[which] / scale
         by_row = (of_row[:, :, None] * each[:, None]).reshape(len(which), -1)
         return np.concatenate([by_row, np.eye(len(x))])
@@ -397,8 +375,22 @@ def _map_fit(
     return theta_of(found.x)
 
 
-def _spread_out(log_time: np.ndarray, most: int) -> np.ndarray:
-    """Positions of at most so many rows, evenly over their times."""
+def huber_data_only(rows: int) -> Callable[[np.ndarray], np.ndarray]:
+    """SciPy loss: pseudo-Huber for the first `rows` residuals, of which a handful may be disturbed,
+    plain squares for the prior's.
+    """
+
+    def loss(z: np.ndarray) -> np.ndarray:
+        rho = np.stack([z, np.ones_like(z), np.zeros_like(z)])
+        root = np.sqrt(1 + z[:rows])
+        rho[:, :rows] = 2 * (root - 1), 1 / root, -0.5 / root**3
+        return rho
+
+    return loss
+
+
+def _spread_out(log_time: np.ndarray) -> np.ndarray:
+    """Positions of at most `_MOST_ROWS` rows, evenly over their times."""
     order = np.argsort(log_time, kind="stable")
-    evenly = np.linspace(0, len(order) - 1, min(len(order), most)).astype(int)
+    evenly = np.linspace(0, len(order) - 1, min(len(order), _MOST_ROWS)).astype(int)
     return np.sort(order[np.unique(evenly)])

@@ -5,7 +5,12 @@ A family is a set of op kinds whose times err alike (GEMMs, decode attention, ..
 implementation inside it (a serving framework with a number format) has knobs of its own. Which op
 is of which family and implementation is decided elsewhere: here are numbers.
 
-Axes: N rows, f inputs.
+Networks and process look at x: the op's place on its device's fitted closed form (how far compute,
+memory, waves and the floor lie apart) and what the op tells of itself (sizes, how they fill tiles
+and waves, flags), in units of their spread over devices, and clipped. Nothing in x names a device,
+so a new one has all of it.
+
+Axes: N rows, f inputs of ops, d of networks.
 """
 
 from __future__ import annotations
@@ -17,13 +22,14 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from hybridperf.io.namespace import array_module, floats
-from hybridperf.learning.inputs import Inputs
+from hybridperf.learning.inputs import Box, Inputs
 from hybridperf.learning.inputs import concatenate as concatenate_inputs
-from hybridperf.learning.prior.form import LAWS, WAVE_ROOFLINE, ClosedForm
+from hybridperf.learning.prior.form import LAWS, WAVE_ROOFLINE, ClosedForm, ClosedFormValues
 
 # inputs that tell one sparse matrix from another
 MATRIX = ("log2_rows", "log2_degree", "longest", "cv_degree", "aspect")
 NOTHING = 1e-30  # seconds, waves or bytes: stands for zero where a log is taken
+CLIP = 4.0  # standard deviations
 
 
 class PriorRows(Protocol):
@@ -89,6 +95,12 @@ class FamilyRows:
         """[N, 4]: logs of arithmetic and traffic seconds at datasheet rates, of waves and steps; of
         ops that gather, as `gather_form.WORK` names it; that go row by row, as `form` says.
         """
+        logs = self._in_waves()
+        if self.own_work is None:
+            return logs
+        return array_module(logs).concatenate([logs[:, :1], self.own_work], 1)
+
+    def _in_waves(self) -> Any:
         amounts = (
             floats(self.flops) / self.peak_flops_per_s,
             floats(self.bytes) / self.memory_bytes_per_s,
@@ -97,10 +109,7 @@ class FamilyRows:
         )
         module = array_module(*amounts)
         columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
-        logs = module.stack([module.log(module.maximum(one, NOTHING)) for one in columns], 1)
-        return (
-            logs if self.own_work is None else module.concatenate([logs[:, :1], self.own_work], 1)
-        )
+        return module.stack([module.log(module.maximum(one, NOTHING)) for one in columns], 1)
 
     def in_waves(self) -> FamilyRows:
         """By the roofline with waves, where a form of their own would price them by cycles."""
@@ -110,11 +119,7 @@ class FamilyRows:
 
     def log_roofline_s(self) -> Any:
         """[N] log of the datasheet's seconds: max(F / P, B / BW)."""
-        arithmetic_s = floats(self.flops) / self.peak_flops_per_s
-        traffic_s = floats(self.bytes) / self.memory_bytes_per_s
-        module = array_module(arithmetic_s, traffic_s)
-        seconds = module.maximum(module.maximum(arithmetic_s, traffic_s), NOTHING)
-        return module.broadcast_to(module.log(seconds), (len(self),))
+        return self._in_waves()[:, :2].max(1)
 
     def matrix(self) -> np.ndarray | None:
         """Known by its sizes and degrees, which tables repeat for each kernel and width."""
@@ -130,28 +135,60 @@ class FamilyRows:
         def some(values: Any) -> Any:
             return array_module(values).broadcast_to(floats(values), (len(self),))[keep]
 
-        return FamilyRows(
-            some(self.flops), some(self.bytes), some(self.blocks), some(self.peak_flops_per_s),
-            some(self.memory_bytes_per_s), some(self.sm_count), self.implementation[keep],
-            self.inputs.rows(keep), self.sizes,
-            None if self.own_work is None else self.own_work[keep],
-            some(self.steps), self.form, some(self.most), some(self.library_sd),
+        return dataclasses.replace(
+            self, implementation=self.implementation[keep], inputs=self.inputs.rows(keep),
+            own_work=None if self.own_work is None else self.own_work[keep],
+            **{name: some(getattr(self, name)) for name in _NUMBERS},
         )  # fmt: skip
+
+
+# of each row, or one for all
+_NUMBERS = (
+    "flops", "bytes", "blocks", "peak_flops_per_s", "memory_bytes_per_s", "sm_count", "steps",
+    "most", "library_sd",
+)  # fmt: skip
 
 
 def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
     """Rows of several ops or devices below each other; inputs that one lacks are zero."""
     whole = [part.rows(np.arange(len(part))) for part in parts]
-    fields = (field.name for field in dataclasses.fields(FamilyRows))
-    names = [name for name in fields if name not in ("inputs", "sizes", "own_work", "form")]
-    if whole[0].own_work is not None:  # all of a family have, or none
-        names.append("own_work")
-    columns: dict[str, list[Any]] = {
-        name: [getattr(part, name) for part in whole] for name in names
-    }
-    own: dict[str, Any] = {
-        name: array_module(*parts).concatenate(parts) for name, parts in columns.items()
-    }
+    # work of their own have all of a family, or none
+    names = (*_NUMBERS, "implementation", *(["own_work"] if whole[0].own_work is not None else []))
+    columns: Any = {name: [getattr(part, name) for part in whole] for name in names}
+    own = {name: array_module(*parts).concatenate(parts) for name, parts in columns.items()}
     sizes = tuple(dict.fromkeys(name for part in whole for name in part.sizes))
     inputs = concatenate_inputs([part.inputs for part in whole])
     return FamilyRows(**own, inputs=inputs, sizes=sizes, form=whole[0].form)
+
+
+@dataclasses.dataclass(frozen=True)
+class Standardiser:
+    """Which inputs networks look at, and in what units."""
+
+    names: tuple[str, ...]  # of the row's own inputs; its place on the form stands before them
+    centre: np.ndarray  # [d]
+    scale: np.ndarray  # [d]
+    # rows of one device alone: beyond the ends of an input it says what it says there
+    ends: Box | None = None
+    clip: float = CLIP
+
+    def inputs(self, rows: PriorRows, on: ClosedFormValues) -> Any:
+        """x [N, d] in the precision of the rows."""
+        seen = rows.inputs.select(self.names)
+        if self.ends is not None:
+            seen = seen.clip(self.ends.low, self.ends.high)
+        module = array_module(on.position, seen)
+        raw = module.concatenate([on.position, seen], 1, dtype=on.position.dtype)
+        return module.clip((raw - self.centre) / self.scale, -self.clip, self.clip)
+
+
+def standard(devices: Sequence[tuple[PriorRows, ClosedFormValues]]) -> Standardiser:
+    """From prior devices, each counting the same; inputs that never vary are left out."""
+    names = tuple(dict.fromkeys(name for rows, _ in devices for name in rows.inputs.names))
+    places = devices[0][1].position.shape[1]
+    each = [np.concatenate([on.position, rows.inputs.select(names)], 1) for rows, on in devices]
+    centre = np.mean([x.mean(0) for x in each], 0)
+    scale = np.sqrt(np.mean([((x - centre) ** 2).mean(0) for x in each], 0))
+    seen = np.flatnonzero((np.arange(len(scale)) < places) | (scale > 1e-6))
+    varying = tuple(names[at - places] for at in seen if at >= places)
+    return Standardiser(varying, centre[seen], np.maximum(scale[seen], 1e-6))

@@ -10,19 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hybridperf.io import (
-    InputError,
-    hash_of,
-    installed_hardware,
-    read_arrays,
-    read_json,
-    replacing_in,
-    settled,
-    unknown,
-    write_arrays,
-    write_json,
-)
-from hybridperf.learning.gaussian_process import under
+from hybridperf import io
+from hybridperf.io.arrays import flat, nested
 from hybridperf.learning.prior.family import FamilyPrior
 
 PRIOR_SCHEMA_VERSION = 3  # 3: checksums
@@ -41,45 +30,41 @@ class Prior:
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write the two files, both or none."""
-        arrays = {
-            f"{name}/{key}": leaf
-            for name, family in self.families.items()
-            for key, leaf in family.arrays().items()
-        }
+        arrays = flat({name: family.arrays() for name, family in self.families.items()})
         document = {
             "families": {name: family.document() for name, family in self.families.items()},
-            "weights_sha256": hash_of(arrays),
+            "weights_sha256": io.hash_of(arrays),
             "provenance": dict(self.provenance),
         }
-        with replacing_in(folder) as new:
-            write_arrays(new / _WEIGHTS, arrays)
-            write_json(new / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, document)
+        with io.replacing_in(folder) as new:
+            io.write_arrays(new / _WEIGHTS, arrays)
+            io.write_json(new / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, document)
 
 
 def load_prior(name: str | os.PathLike) -> Prior:
     """A prior by folder, or by the name of an installed one."""
-    installed = installed_hardware()
+    installed = io.installed_hardware()
     places = [Path(name), *([installed / str(name)] if installed else [])]
     folder = next((place for place in places if os.path.exists(place / _DOCUMENT)), None)
     if folder is None:
         paths = installed.glob(f"*/{_DOCUMENT}") if installed else ()
         known = [*sorted(path.parent.name for path in paths), NO_PRIOR]
         advice = "give the folder of a prior, the name of an installed one, or none"
-        raise unknown("prior", str(name), known, advice)
-    with settled(folder):
+        raise io.unknown("prior", str(name), known, advice)
+    with io.settled(folder):
         return _loaded(folder)
 
 
 def _loaded(folder: Path) -> Prior:
-    document = read_json(folder / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, _UNCHECKED)
+    document = io.read_json(folder / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, _UNCHECKED)
     try:
         checked, expected = document["schema_version"] > _UNCHECKED, document["weights_sha256"]
-        stored = read_arrays(folder / _WEIGHTS, str(expected), checked=checked)
+        stored = nested(io.read_arrays(folder / _WEIGHTS, str(expected), checked=checked))
         families = {
-            family: FamilyPrior.read(under(stored, f"{family}/"), content)
+            family: FamilyPrior.read(stored[family], content)
             for family, content in document["families"].items()
         }
         return Prior(families, dict(document["provenance"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise InputError(f"{folder / _DOCUMENT} is damaged ({problem}); restore it") from error
+        raise io.InputError(f"{folder / _DOCUMENT} is damaged ({problem}); restore it") from error

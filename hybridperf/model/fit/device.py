@@ -35,18 +35,9 @@ from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, NO_PRIOR, Prior, lo
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, shipped
 from hybridperf.model.families import gpu_of
 from hybridperf.model.fit import families as family_fit
+from hybridperf.model.fit import rows as fit_rows
 from hybridperf.model.fit.families import FamilyFit
 from hybridperf.model.fit.knobs import fit_knobs
-from hybridperf.model.fit.rows import (
-    FOLDS,
-    MeasuredOps,
-    deal_folds,
-    named_device,
-    noise_of,
-    parse_measured,
-    read_measurements,
-    usable_rows,
-)
 from hybridperf.ops import GROUPS
 
 COVERAGE = 0.9
@@ -117,14 +108,15 @@ def fit(
     Raises:
         InputError: when a column is missing, a time is not positive, or a row cannot be read.
     """
-    device = named_device(device, measurements)
+    device = fit_rows.named_device(device, measurements)
     provenance = {**origin(measurements), **(provenance or {})}
     known = _prior(prior, device)
-    usable, dropped = usable_rows(measurements, device) if measurements is not None else (None, {})
-    fits: dict[str, FamilyFit] = {}
-    rest = usable
+    usable, dropped = None, dict[str, int]()
+    if measurements is not None:
+        usable, dropped = fit_rows.usable_rows(measurements, device)
+    rest, fits = usable, dict[str, FamilyFit]()
     if known is not None:
-        parsed = None if usable is None else parse_measured(usable, device)
+        parsed = None if usable is None else fit_rows.parse_measured(usable, device)
         time_s = np.zeros(0) if usable is None else usable["time_s"].to_numpy(np.float64)
         fits, left = family_fit.adapt_families(known, parsed, time_s, device)
         rest = None if usable is None else usable.iloc[left]
@@ -132,20 +124,18 @@ def fit(
         provenance["prior"] = {"date": known.provenance.get("date"), "rows": by_family}
     alone = None
     if rest is not None and not rest.empty:
-        alone = _fit_alone(read_measurements(rest, device), device)
+        alone = _fit_alone(fit_rows.read_measurements(rest, device), device)
     model, report = model_of_families(device, fits, alone)
-    rows = 0 if usable is None else len(usable)
+    provenance["rows"] = rows = 0 if usable is None else len(usable)
+    report = dataclasses.replace(report, rows=rows, dropped=dict(dropped))
+    if usable is not None:
+        provenance["fit"] = report.summary()
     # as when it is loaded again; a `Prior` may have left devices out, which stay left out then
     left_out = type(prior) is Prior
     others = shipped if (model.groups or model.families) and not left_out else None
-    model = dataclasses.replace(
-        model, provenance={**provenance, "rows": rows}, drift=tuple(drift), references=others
-    )
-    report = dataclasses.replace(report, rows=rows, dropped=dict(dropped))
-    if usable is not None:
-        provenance = {**model.provenance, "fit": report.summary()}
-        model = dataclasses.replace(model, provenance=provenance)
-    return model, report
+    return dataclasses.replace(
+        model, provenance=provenance, drift=tuple(drift), references=others
+    ), report
 
 
 def model_of_families(
@@ -154,7 +144,7 @@ def model_of_families(
     alone: tuple[PerfModel, FitReport] | None = None,
 ) -> tuple[PerfModel, FitReport]:
     """(adapted priors, and ops fitted `alone` since no prior knows them, as one model; report)."""
-    nothing = FitReport(pd.DataFrame(columns=_SUMMARY), pd.DataFrame(columns=_HELD_OUT), 0, {})
+    nothing = _reported(fit_rows.held_out_rows(), {}, 0)
     model, report = alone or (PerfModel.datasheet(device), nothing)
     arrays = {name: np.array(getattr(model.knobs, name)) for name in GROUP_KNOBS}
     for group, knobs in family_fit.group_knobs(fits).items():
@@ -167,14 +157,13 @@ def model_of_families(
         families={family: fitted.adapted for family, fitted in fits.items()},
     )
     unseen = family_fit.held_out(fits)
-    if unseen.empty:
+    if not unseen:
         return model, report
     shares = dict(zip(report.table["op"], report.table["share"], strict=True))
-    shares |= dict.fromkeys(unseen["op"], 1.0)
-    frames = [frame for frame in (report.held_out, unseen) if len(frame)]
-    every = pd.concat(frames, ignore_index=True)
+    shares |= {frame["op"].iloc[0]: 1.0 for frame in unseen}
+    every = [*([report.held_out] if len(report.held_out) else []), *unseen]
     rows = sum(len(one.time_s) for one in fits.values()) + report.rows
-    return model, FitReport(_summary(every, shares), every, rows, report.dropped)
+    return model, _reported(pd.concat(every, ignore_index=True), shares, rows)
 
 
 def _prior(prior: str | Prior | None, device: DeviceSpec) -> Prior | None:
@@ -193,10 +182,10 @@ def _prior(prior: str | Prior | None, device: DeviceSpec) -> Prior | None:
     return load_prior(DEFAULT_PRIOR if prior is None else str(prior))
 
 
-def _fit_alone(data: MeasuredOps, device: DeviceSpec) -> tuple[PerfModel, FitReport]:
+def _fit_alone(data: fit_rows.MeasuredOps, device: DeviceSpec) -> tuple[PerfModel, FitReport]:
     """Rows of groups that no prior knows, or of a machine that none serves."""
-    fold = deal_folds(data.table.group)
-    folds = [fold == k for k in range(FOLDS)]
+    fold = fit_rows.deal_folds(data.table.group)
+    folds = [fold == k for k in range(fit_rows.FOLDS)]
     knobs, knobs_without = fit_knobs(data.table, data.measured_s, device, folds)
     # over measured seconds: by the final knobs, and by the knobs that have not seen a row's fold
     ratio, *ratios = (
@@ -215,7 +204,7 @@ def _fit_alone(data: MeasuredOps, device: DeviceSpec) -> tuple[PerfModel, FitRep
 
 
 def learn_corrections(
-    data: MeasuredOps, fold: np.ndarray, closed_form: np.ndarray, without: np.ndarray
+    data: fit_rows.MeasuredOps, fold: np.ndarray, closed_form: np.ndarray, without: np.ndarray
 ) -> tuple[dict[int, Adapted], np.ndarray]:
     """(correction of each group with enough rows, held-out log corrections [R])."""
     found, corrections = {}, np.zeros(len(fold))
@@ -249,7 +238,7 @@ def conformal_quantile(errors: np.ndarray, coverage: float = COVERAGE) -> float 
 
 
 def _group_reports(
-    data: MeasuredOps, errors: np.ndarray, residuals: Mapping[int, Adapted]
+    data: fit_rows.MeasuredOps, errors: np.ndarray, residuals: Mapping[int, Adapted]
 ) -> dict[str, GroupReport]:
     group = data.table.group
     sizes = np.bincount(group, minlength=len(GROUPS))
@@ -268,42 +257,31 @@ def _group_reports(
 
 
 def _report(
-    data: MeasuredOps, model: PerfModel, fold: np.ndarray, knobs_errors: np.ndarray,
+    data: fit_rows.MeasuredOps, model: PerfModel, fold: np.ndarray, knobs_errors: np.ndarray,
     errors: np.ndarray,
 ) -> FitReport:  # fmt: skip
     measured, group = data.measured_s, data.table.group
-    predicted = measured * np.exp(errors)
     # that the other folds' errors give: a fair trial of the interval
     width = np.full(len(measured), np.nan)
     for one in np.unique(group):
-        for k in range(FOLDS):
+        for k in range(fit_rows.FOLDS):
             here = group == one
             quantile = conformal_quantile(errors[here & (fold != k)])
             if quantile is not None:
                 width[here & (fold == k)] = quantile
-    held_out = pd.DataFrame({
-        "op": [GROUPS[g] for g in group], "fold": fold, "measured_s": measured,
-        "predicted_s": predicted, "knobs_s": measured * np.exp(knobs_errors),
-        "roofline_s": model.roofline_seconds(data.table), "low_s": predicted * np.exp(-width),
-        "high_s": predicted * np.exp(width), "noise": noise_of(data.rows),
-    })  # fmt: skip
+    held_out = fit_rows.held_out_rows(
+        [GROUPS[g] for g in group], fold, measured, errors, width,
+        knobs_s=measured * np.exp(knobs_errors), roofline_s=model.roofline_seconds(data.table),
+        noise=fit_rows.noise_of(data.rows),
+    )  # fmt: skip
     shares = {
         group: 0.0 if report.residual is None else report.residual.learned
         for group, report in model.groups.items()
     }
-    return FitReport(_summary(held_out, shares), held_out, len(measured), {})
+    return _reported(held_out, shares, len(measured))
 
 
-_SUMMARY = (
-    "op", "rows", "median_ape", "mean_ape", "knobs_ape", "roofline_ape", "noise", "coverage",
-    "share",
-)  # fmt: skip
-_HELD_OUT = (
-    "op", "fold", "measured_s", "predicted_s", "knobs_s", "roofline_s", "low_s", "high_s", "noise",
-)  # fmt: skip
-
-
-def _summary(held_out: pd.DataFrame, shares: Mapping[str, float]) -> pd.DataFrame:
+def _reported(held_out: pd.DataFrame, shares: Mapping[str, float], rows: int) -> FitReport:
     """Medians per op kind (mean where named so); `share` is that of the networks."""
     measured = held_out["measured_s"]
     judged = held_out["low_s"].notna()
@@ -320,4 +298,4 @@ def _summary(held_out: pd.DataFrame, shares: Mapping[str, float]) -> pd.DataFram
         noise=("noise", "median"), coverage=("coverage", "mean"),
     ).reset_index()  # fmt: skip
     out["share"] = [shares[group] for group in out["op"]]
-    return out
+    return FitReport(out, held_out, rows, {})

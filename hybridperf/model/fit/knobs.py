@@ -25,18 +25,10 @@ import numpy as np
 from scipy.optimize import least_squares
 from threadpoolctl import threadpool_limits
 
+from hybridperf import model
 from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec
 from hybridperf.io.namespace import Array
-from hybridperf.learning.robust import huber_data_only
-from hybridperf.model import (
-    GROUP_KNOBS,
-    LEVEL_KNOBS,
-    OpTable,
-    Platform,
-    canonical,
-    durations,
-    neutral_knobs,
-)
+from hybridperf.learning.prior.knobs import huber_data_only
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import RooflineKnobs
 
@@ -49,31 +41,32 @@ SOLVED = 1e-4
 # Prior of log knobs: (median, width in log). Wide where devices differ by orders of magnitude,
 # narrow where they do not.
 _PRIOR = {
-    "floor_s": (2e-6, 1.5),
-    "compute_efficiency": (0.6, 0.7),
-    "memory_efficiency": (0.7, 0.4),
-    "transcendental_flops": (15.0, 1.0),
-    "strided_factor": (1.0, 0.7),
-    "step_s": (1e-10, 2.5),
+    "floor_s": (2e-6, 1.5), "compute_efficiency": (0.6, 0.7), "memory_efficiency": (0.7, 0.4),
+    "transcendental_flops": (15.0, 1.0), "strided_factor": (1.0, 0.7), "step_s": (1e-10, 2.5),
     "smoothing": (0.7, 2.0),
-}
+}  # fmt: skip
 _LOOKUPS = (
     "gather", "pooled_gather", "scatter_add", "embedding_bag", "embedding_bag_backward",
     "embedding_bag_scatter",
 )  # fmt: skip
-# Seconds of one step, where a step is more than a loop iteration.
-_STEP_PRIOR = dict.fromkeys(_LOOKUPS, 2e-8) | {
+# seconds of one step, where a step is more than a loop iteration
+_STEP_S = dict.fromkeys(_LOOKUPS, 2e-8) | {
     "batched_gemm": 5e-8, "batched_gemm_transposed": 3e-7, "allocation": 5e-7, "call": 1e-6,
     "loop_trip": 1e-7, "norm": 1e-8, "softmax": 1e-8,
 }  # fmt: skip
-# Cost of a strided read over a plain loop's: the next row of a table is nowhere a prefetcher would
-# look.
-_STRIDED_FACTOR_PRIOR = dict.fromkeys(_LOOKUPS, (5.0, 1.2))
-_LEVEL_GAIN = {"l1": 1.5, "l2": 2.0, "l3": 2.0}  # bandwidth of a cache over the next level's
-_LEVEL_GAIN_WIDTH = 0.7
-_LINE_PRIOR_S = {"l1": 3e-10, "l2": 1.5e-9, "l3": 8e-9, "memory": 2e-8}
-_LINE_WIDTH = 1.0
-_CAPACITY_PRIOR = {"l1": (1.0, 0.3), "l2": (1.0, 0.3), "l3": (0.3, 1.0)}  # l3: shared with others
+# of one group or memory level
+_OWN_PRIOR = {
+    **{("step_s", group): (seconds, 2.5) for group, seconds in _STEP_S.items()},
+    # over a plain loop's: the next row of a table is nowhere a prefetcher would look
+    **{("strided_factor", group): (5.0, 1.2) for group in _LOOKUPS},
+    # bandwidth of a cache over the next level's, less one
+    ("level_speedup", "l1"): (0.5, 0.7), ("level_speedup", "l2"): (1.0, 0.7),
+    ("level_speedup", "l3"): (1.0, 0.7),
+    ("line_s", "l1"): (3e-10, 1.0), ("line_s", "l2"): (1.5e-9, 1.0), ("line_s", "l3"): (8e-9, 1.0),
+    ("line_s", "memory"): (2e-8, 1.0),
+    ("level_capacity", "l1"): (1.0, 0.3), ("level_capacity", "l2"): (1.0, 0.3),
+    ("level_capacity", "l3"): (0.3, 1.0),  # shared with others
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +79,7 @@ class KnobVector:
     without_steps: frozenset[int]
 
     @staticmethod
-    def of(table: OpTable, device: DeviceSpec) -> KnobVector:
+    def of(table: model.OpTable, device: DeviceSpec) -> KnobVector:
         """The knobs that rows of a device may tell about."""
         levels = tuple(i for i, capacity in enumerate(device.level_bytes()) if capacity > 0)
         groups = tuple(int(g) for g in np.unique(table.group))
@@ -97,7 +90,7 @@ class KnobVector:
     def places(self) -> list[tuple[str, int]]:
         """The knob of each number of theta, and the group or memory level that it belongs to."""
         caches = [level for level in self.levels if level != MEMORY]
-        found = [(name, group) for name in GROUP_KNOBS for group in self.groups]
+        found = [(name, group) for name in model.GROUP_KNOBS for group in self.groups]
         found += [("level_speedup", level) for level in caches]  # the log of its gain less one
         found += [("line_s", level) for level in self.levels]
         return found + [("level_capacity", level) for level in caches]
@@ -108,14 +101,20 @@ class KnobVector:
 
     def prior(self) -> tuple[np.ndarray, np.ndarray]:
         """(means, widths) of theta."""
-        means, widths = zip(*(_prior(name, of) for name, of in self.places()), strict=True)
-        return np.array(means), np.array(widths)
+        found = []
+        for name, of in self.places():
+            word = (LEVELS if name in model.LEVEL_KNOBS else GROUPS)[of]
+            median, width = _OWN_PRIOR.get((name, word)) or _PRIOR[name]
+            odds = median / (1 - median) if name == "smoothing" else median
+            found.append((math.log(odds), width))
+        means, widths = np.array(found).T
+        return means, widths
 
     def knobs(self, theta: Array) -> RooflineKnobs:
         """RooflineKnobs [G], [L] from theta."""
-        neutral, places = neutral_knobs(), self.places()
+        neutral, places = model.neutral_knobs(), self.places()
         values = {}
-        for name in (*GROUP_KNOBS, *LEVEL_KNOBS):
+        for name in (*model.GROUP_KNOBS, *model.LEVEL_KNOBS):
             mine = [(i, of) for i, (one, of) in enumerate(places) if one == name]
             at, of = np.array(mine, int).reshape(-1, 2).T
             fitted = (jax.nn.sigmoid if name == "smoothing" else jnp.exp)(theta[at])
@@ -130,30 +129,17 @@ class KnobVector:
         return RooflineKnobs(**values | {"level_speedup": jnp.stack(fastest[:0:-1])})
 
     def log_seconds(
-        self, theta: Array, table: OpTable, bytes_per_s: Array, level_bytes: Array
+        self, theta: Array, table: model.OpTable, bytes_per_s: Array, level_bytes: Array
     ) -> Array:
         """Logs of the seconds of rows [R] on a memory of that rate, with levels of bytes [L]."""
-        platform = Platform(bytes_per_s, jnp.ones(()), level_bytes, self.knobs(theta))
-        return jnp.log(durations(table, platform))
-
-
-def _prior(name: str, of: int) -> tuple[float, float]:
-    """(mean, width) of theta for a knob of a group or memory level."""
-    if name == "level_speedup":
-        return math.log(_LEVEL_GAIN[LEVELS[of]] - 1), _LEVEL_GAIN_WIDTH
-    if name == "line_s":
-        return math.log(_LINE_PRIOR_S[LEVELS[of]]), _LINE_WIDTH
-    median, width = _CAPACITY_PRIOR[LEVELS[of]] if name == "level_capacity" else _PRIOR[name]
-    if name == "step_s":
-        median = _STEP_PRIOR.get(GROUPS[of], median)
-    if name == "strided_factor":
-        median, width = _STRIDED_FACTOR_PRIOR.get(GROUPS[of], (median, width))
-    return math.log(median / (1 - median) if name == "smoothing" else median), width
+        platform = model.Platform(bytes_per_s, jnp.ones(()), level_bytes, self.knobs(theta))
+        return jnp.log(model.durations(table, platform))
 
 
 def fit_knobs(
-    table: OpTable, measured: np.ndarray, device: DeviceSpec, left_out: Sequence[np.ndarray] = ()
-) -> tuple[RooflineKnobs, list[RooflineKnobs]]:
+    table: model.OpTable, measured: np.ndarray, device: DeviceSpec,
+    left_out: Sequence[np.ndarray] = (),
+) -> tuple[RooflineKnobs, list[RooflineKnobs]]:  # fmt: skip
     """(knobs from all rows, knobs from all but the rows of each mask [R] in `left_out`).
 
     `measured` are seconds [R]. The later fits start where the first one ended, and share its
@@ -169,8 +155,9 @@ def fit_knobs(
     # stopping rule
     with threadpool_limits(1, user_api="blas"), jax.enable_x64(True):
         data = (
-            jnp.asarray(np.log(measured[rows])), canonical(jax.tree.map(lambda x: x[rows], table)),
-            jnp.asarray(means), jnp.asarray(widths), jnp.asarray(device.memory_bytes_per_s),
+            jnp.asarray(np.log(measured[rows])),
+            model.canonical(jax.tree.map(lambda x: x[rows], table)), jnp.asarray(means),
+            jnp.asarray(widths), jnp.asarray(device.memory_bytes_per_s),
             jnp.asarray(device.level_bytes()),
         )  # fmt: skip
 
@@ -212,7 +199,7 @@ def padded_rows(rows: int) -> int:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _slopes_and_errors(
-    vector: KnobVector, theta: Array, weights: Array, log_measured: Array, table: OpTable,
+    vector: KnobVector, theta: Array, weights: Array, log_measured: Array, table: model.OpTable,
     means: Array, widths: Array, bytes_per_s: Array, level_bytes: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Jacobian, and scaled log errors and then pulls to the prior."""
@@ -227,7 +214,7 @@ def _slopes_and_errors(
     return slopes, found
 
 
-def _thinned(table: OpTable, measured: np.ndarray) -> np.ndarray:
+def _thinned(table: model.OpTable, measured: np.ndarray) -> np.ndarray:
     keep = []
     for group in np.unique(table.group):
         at = np.flatnonzero(table.group == group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -139,6 +140,22 @@ def noise_of(rows: pd.DataFrame) -> np.ndarray:
     if "noise" not in rows.columns:
         return np.full(len(rows), np.nan)
     return pd.to_numeric(rows["noise"], errors="coerce").to_numpy(np.float64)
+
+
+def held_out_rows(
+    op: Any = (), fold: Any = (), measured_s: Any = (), error: Any = (), log_width: Any = (),
+    knobs_s: Any = (), roofline_s: Any = (), noise: Any = np.nan,
+) -> pd.DataFrame:  # fmt: skip
+    """Rows [H] as `FitReport.held_out` has them, from log(predicted / measured) and the log
+    half-width of intervals; what all share may be one word or number.
+    """
+    predicted_s = np.asarray(measured_s, float) * np.exp(error)
+    return pd.DataFrame({
+        "op": op, "fold": fold, "measured_s": measured_s, "predicted_s": predicted_s,
+        "knobs_s": knobs_s, "roofline_s": roofline_s,
+        "low_s": predicted_s * np.exp(np.negative(log_width)),
+        "high_s": predicted_s * np.exp(log_width), "noise": noise,
+    })  # fmt: skip
 
 
 def named_device(device: DeviceSpec | str, measurements: pd.DataFrame | None) -> DeviceSpec:

@@ -13,18 +13,10 @@ from typing import Any
 import pandas as pd
 
 import hybridperf
+from hybridperf import io
 from hybridperf.collectives.fit import CollectiveReport, fit_collectives
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import DeviceSpec, load_device, this_cpu, this_system
-from hybridperf.io import (
-    InputError,
-    read_json,
-    read_table,
-    read_tables,
-    replacing_in,
-    unknown,
-    write_table,
-)
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import FitReport, fit
 from hybridperf.model.fit.programs import run_program, usable_core
@@ -63,7 +55,7 @@ class MachineRows:
         """Fit the rows; leaves model and report in the folder."""
         say(f"fitting {self.device.name} to {len(self.rows)} rows")
         model, report = fit(self.rows, self.device, drift=self.drift, provenance=self.provenance)
-        with replacing_in(self.folder) as new:
+        with io.replacing_in(self.folder) as new:
             model.save(new)
             report.save(new)
         return Calibration(model, report, self.rows)
@@ -95,7 +87,7 @@ def measure(
             stopped.
     """
     if setting not in PASSES:
-        raise unknown("setting", setting, PASSES, "quick takes a minute or two, full twenty")
+        raise io.unknown("setting", setting, PASSES, "quick takes a minute or two, full twenty")
     _refuse_library(library)
     passes = passes or PASSES[setting]
     budget_s = BUDGET_S[setting] if budget_s is None else budget_s
@@ -104,13 +96,13 @@ def measure(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = f"{error.strerror}; choose another --out"
-        raise InputError(f"cannot make the folder {folder}: {why}") from error
+        raise io.InputError(f"cannot make the folder {folder}: {why}") from error
     options = ["--cores", cores, "--passes", str(passes), "--library", library]
     ops = ["--part", "ops", "--out", str(folder / "ops.jsonl"), "--setting", setting, *options]
     ops += ["--budget-s", str(budget_s)] if budget_s is not None else []
     ops += ["--only", ",".join(only)] if only else []
     complete = run_program("hybridperf_calibration.measure", ops)
-    facts = read_json(folder / "ops.machine.json", "machine", 1)
+    facts = io.read_json(folder / "ops.machine.json", "machine", 1)
     tables = [folder / "ops.csv"]
     if library == "jax" or facts["backend"] == "cpu":  # a GPU's ops leave PyTorch's host out
         host = ["--part", "host", "--out", str(folder / "host.jsonl"), *options]
@@ -120,8 +112,10 @@ def measure(
     if device is None or device.id == "here":  # of this CPU, only the measured cores count
         device = _device_of(facts)
     for table in tables:  # another device's fit leaves out rows that name this one
-        write_table(read_table(table).assign(device=device.id, cores=int(facts["cores"])), table)
-    rows = read_tables(tables)
+        io.write_table(
+            io.read_table(table).assign(device=device.id, cores=int(facts["cores"])), table
+        )
+    rows = io.read_tables(tables)
     said = f"--{setting}" + (f" --library {library}" if library != "jax" else "")
     provenance = _provenance(said, facts, complete, cores=cores, library=library)
     return MachineRows(folder, device, rows, drift, provenance)
@@ -147,20 +141,20 @@ def calibrate_collectives(
     """
     if processes < 2:
         why = f"got {processes}: a collective needs two ranks"
-        raise InputError(f"expected --processes of 2 or more, {why}")
+        raise io.InputError(f"expected --processes of 2 or more, {why}")
     _refuse_library(library)
     options = ["--out", str(folder), "--processes", str(processes), "--setting", setting]
     options += ["--library", library]
     options += ["--budget-s", str(budget_s)] if budget_s is not None else []
     options += ["--cores-each", str(cores_each)] if cores_each is not None else []
     complete = run_program("hybridperf_calibration.measure_collectives", options)
-    rows = read_table(Path(folder) / "collectives.csv")
-    facts = read_json(Path(folder) / "collectives.machine.json", "machine", 1)
+    rows = io.read_table(Path(folder) / "collectives.csv")
+    facts = io.read_json(Path(folder) / "collectives.machine.json", "machine", 1)
     said = f"--collectives --{setting}" + (f" --library {library}" if library != "jax" else "")
     provenance = _provenance(said, facts, complete, library=library)
     to_stderr(f"fitting collectives of this machine to {len(rows)} rows")
     model, report = fit_collectives(rows, this_system(), provenance=provenance)
-    with replacing_in(folder) as new:
+    with io.replacing_in(folder) as new:
         model.save(new)
         report.save(new)
     return model, report
@@ -168,9 +162,9 @@ def calibrate_collectives(
 
 def _refuse_library(library: str) -> None:
     if library not in LIBRARIES:
-        raise unknown("library", library, LIBRARIES, f"known are {', '.join(LIBRARIES)}")
+        raise io.unknown("library", library, LIBRARIES, f"known are {', '.join(LIBRARIES)}")
     if library == "torch" and importlib.util.find_spec("torch") is None:
-        raise InputError("PyTorch is not installed here: `pip install torch` (extra `torch`)")
+        raise io.InputError("PyTorch is not installed here: `pip install torch` (extra `torch`)")
 
 
 def _provenance(
@@ -189,9 +183,9 @@ def _device_of(facts: Mapping[str, Any]) -> DeviceSpec:
     for name in (kind, kind.removeprefix("NVIDIA "), kind.removeprefix("AMD ")):
         try:
             return load_device(name)
-        except InputError:
+        except io.InputError:
             continue
-    raise InputError(
+    raise io.InputError(
         f"no facts are known of the device {kind!r}; describe it in a .toml file and give it as"
         " --device"
     )

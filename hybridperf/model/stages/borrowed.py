@@ -39,10 +39,10 @@ import numpy as np
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.learning.prior import uninformed_knobs
+from hybridperf.learning.prior import nobody
 from hybridperf.learning.prior.form import ROW_ROOFLINE
 from hybridperf.model.batch import Batch
-from hybridperf.model.families import family_rows, gpu_of, references_of
+from hybridperf.model.families import GATHERED, family_rows, gpu_of, references_of
 from hybridperf.model.lookup_prior import is_lookup, lookup_prior
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.closed import by_knobs, roofline_log_s
@@ -61,7 +61,6 @@ from hybridperf.model.stages.who import (
 from hybridperf.ops.attention import PUBLISHED_SHARE
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.rows import RowMachine, goes_by_rows
-from hybridperf.ops.sparse import Sparse
 
 # of any kernel on any GPU, believed
 FIXED_S = 5e-6
@@ -265,11 +264,11 @@ def _own_form(batch: Batch, machine: Machine, found: Any | None) -> tuple[Array,
         part = dataclasses.replace(part, labels={"framework": words})
     rows = family_rows(part, every, machine.device, machine.numbers)
     if adapted is None:  # or its rows were fitted by themselves
-        log_s = uninformed_knobs(rows).closed(rows).total
+        log_s = nobody(rows).typical().closed(rows).total
     else:
         alone = kernel_floors(asked, machine.device) if goes_by_rows(batch.op) else None
         log_s = adapted.by_form(rows, alone)
-    what = "gathers" if isinstance(batch.op, Sparse) else "passes over rows"
+    what = "gathers" if family_name(batch) == GATHERED else "passes over rows"
     spread = ((ROW_ROOFLINE.law_sd or 0.0) ** 2 + rows.library_sd**2) ** 0.5
     device = "" if found is None else found.device.id
     seconds = array_module(log_s).exp(log_s)
@@ -281,7 +280,7 @@ def _has_own_form(batch: Batch, device: DeviceSpec) -> bool:
     if gpu_of(device) is None:
         return False
     by_rows = bool(family_name(batch)) and goes_by_rows(batch.op)
-    return isinstance(batch.op, Sparse) or (by_rows and RowMachine.of(device) is not None)
+    return family_name(batch) == GATHERED or (by_rows and RowMachine.of(device) is not None)
 
 
 def _wider(batch: Batch, device: DeviceSpec) -> Batch | None:
