@@ -74,7 +74,7 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
         believed = np.array([one.log_spread for one in given.values()])
         parts.append((list(given), Components.of(believed, 0 * believed, ["given"] * len(given))))
     if known.collectives is not None:
-        outside[collectives] = np.where(known.collectives.in_range, 0.0, np.inf)
+        outside[collectives] = np.where(known.near, 0.0, np.inf)
         width = np.sqrt(known.collectives.log_variance)
         names = [f"links: {one.collective}" for one in messages.values()]
         parts.append((collectives, Components.of(width, 0 * width, names)))

@@ -10,8 +10,7 @@ import hybridperf
 ROOT = Path(hybridperf.__file__).parent
 # what gives seconds of calls
 PRICING = {
-    "op_seconds", "roofline_seconds", "alone_seconds", "sustained_seconds",
-    "in_step_seconds", "row_seconds",
+    "op_seconds", "roofline_seconds", "alone_seconds", "in_step_seconds", "row_seconds",
     "row_roofline_seconds", "collective_seconds", "step_durations", "durations",
 }  # fmt: skip
 HOME = ("model", "engine", "collectives", "ops", "learning")
