@@ -14,6 +14,7 @@ import pandas as pd
 
 from hybridperf.io import read_table, require_columns
 
+SOURCE = "ra-spmm"
 DEVICES = {"RTX 3090": "rtx_3090", "RTX 4090": "rtx_4090"}
 # kernels whose name has no number format: tensor-core tiles in half, the others in single precision
 _HALF = ("tc_direct", "community_tc", "segment_hybrid")

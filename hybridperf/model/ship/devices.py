@@ -184,7 +184,7 @@ def _with_families_of(before: PerfModel, model: PerfModel) -> PerfModel:
 
 
 def _provenance() -> dict[str, object]:
-    every = {source.id: source.cited() for source, _ in sources.FILES.values()}
+    every = {one.source: sources.cited(one.source) for one in sources.FILES.values()}
     return {**origin(None), "made_by": "hybridperf calibrations", "sources": every}
 
 

@@ -21,7 +21,8 @@ from hybridperf.collectives.fit import (
 )
 from hybridperf.io.provenance import origin
 from hybridperf.learning.prior.shipped import Prior, load_prior
-from hybridperf.model.published.collectives import SOURCES, read_few_shot, read_measured
+from hybridperf.model.published.collectives import read_few_shot, read_measured
+from hybridperf.model.published.ops import cited
 
 LEAST_ROWS = 40
 
@@ -62,6 +63,6 @@ def _provenance(rows: pd.DataFrame) -> dict[str, object]:
     return {
         **origin(None),
         "made_by": "hybridperf calibrations",
-        "sources": {name: SOURCES[str(name)] for name in sorted(rows["dataset"].unique())},
+        "sources": {name: cited(str(name)) for name in sorted(rows["dataset"].unique())},
         "rows": len(rows),
     }
