@@ -17,13 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.price import (
-    CollectiveTable,
-    PricedCollectives,
-    collective_seconds,
-)
-from hybridperf.collectives.price import price as price_collectives
+from hybridperf.collectives import price as collective_price
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
@@ -57,11 +51,10 @@ class StepTable:
     place: Array
     # rows of a chain and of its part, from 0, and how often it runs; int32 [P, 3]
     parts: Array
-    exposed: (
-        Array  # rows of what outlasts, of the message and of what it travels beside; int32 [E, 3]
-    )
+    # rows of what outlasts, of the message and of what it travels beside; int32 [E, 3]
+    exposed: Array
     power_s: Array  # [U] of ops in the long run, as `step_effects.sustained_s` takes it
-    collectives: CollectiveTable | None = None  # [C]
+    collectives: collective_price.CollectiveTable | None = None  # [C]
     # of a training step, [U] each: index into `step_effects.ROLE_NAMES`, how often what it adds
     # counts, log of a block's correction; None: calls as they are
     role: Array = None
@@ -74,8 +67,8 @@ class KnownRows(NamedTuple):
     """What is known of the rows of a step."""
 
     ops: PricedOps  # [O]
-    collectives: PricedCollectives | None  # [C]
-    near: np.ndarray | None  # bool [C] whether each collective lies inside what was measured
+    collectives: collective_price.PricedCollectives | None  # [C]
+    near: np.ndarray  # bool [C] whether each collective lies inside what was measured
 
 
 def step_table(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None) -> StepTable:
@@ -90,17 +83,14 @@ def priced_rows(
     ops, messages, given = split(calls)
     chains, exposed = only(CallChain, calls), only(Exposed, calls)
     table, own = model.priced(list(ops.values()) or [OpCall(StartProgram("fp32", 0.0))])
-    place, first = np.zeros(len(calls), np.int32), 0
-    counts = len(table.group), len(messages), len(given)
-    for rows, count in zip((ops, messages, given), counts, strict=True):
-        place[list(rows)] = first + np.arange(len(rows))
-        first += count
-    place[[*chains, *exposed]] = first
-    carried = priced = near = None
+    behind, first = [*messages, *given], len(table.group)
+    place = np.zeros(len(calls), np.int32)
+    place[list(ops)] = np.arange(len(ops))
+    place[behind] = first + np.arange(len(behind))
+    place[[*chains, *exposed]] = first + len(behind)
+    carried, priced, near = None, None, np.zeros(0, bool)
     if messages:
-        fabric = fabric_of(model, next(iter(messages.values())))
-        carried, near = collective_table(fabric, list(messages.values()))
-        priced = price_collectives(carried, fabric.links())
+        carried, priced, near = _carried(model, list(messages.values()))
     power_s = np.zeros(len(calls))
     power_s[list(ops)] = _power_s(model, table)[: len(ops)]
     parts = [(at, row - 1, often) for at, chain in chains.items() for row, often in chain.parts]
@@ -164,8 +154,8 @@ def step_durations(table: StepTable, platform: Platform) -> Array:
     table, platform = fresh_views((table, platform))
     op_s, carried_s = durations(table.ops, platform), None
     if table.collectives is not None:
-        assert platform.links is not None  # `fabric_of` has refused a model without
-        carried_s = collective_seconds(table.collectives, platform.links)
+        assert platform.links is not None  # `_carried` has refused a model without
+        carried_s = collective_price.collective_seconds(table.collectives, platform.links)
     seconds = _placed(table, op_s, carried_s, jnp)
     # a card with more power to match
     table = dataclasses.replace(table, power_s=table.power_s / platform.peak_flops_scale)
@@ -231,51 +221,29 @@ def in_step_seconds(table: StepTable, alone_s: np.ndarray, effects: np.ndarray) 
     return chained(table, in_step_s(table, alone_s, effects))
 
 
-def alone_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
-    """Seconds of each row [U] by itself, no part of a step; chains take none."""
-    carried_s = None
-    if table.collectives is not None:
-        assert model.collectives is not None
-        carried_s = price_collectives(table.collectives, model.collectives.links()).seconds
-    return _placed(table, model.op_seconds(table.ops), carried_s)
+def alone_seconds(model: PerfModel, table: StepTable, bare: bool = False) -> np.ndarray:
+    """Seconds of each row [U] by itself, no part of a step; chains take none. `bare`: by datasheets
+    alone, of device and links.
+    """
+    op_s = model.roofline_seconds(table.ops) if bare else model.op_seconds(table.ops)
+    fabric, carried, carried_s = model.collectives, table.collectives, None
+    if carried is not None:
+        assert fabric is not None
+        carried = fabric.bare(carried) if bare else carried
+        carried_s = collective_price.price(carried, fabric.links()).seconds
+    return _placed(table, op_s, carried_s)
 
 
-def row_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
-    """Seconds of each row [U] of what is no training step."""
+def row_seconds(model: PerfModel, calls: Sequence[Call]) -> np.ndarray:
+    """Seconds of calls [U] that are no training step."""
+    table = step_table(model, calls)
     return chained(table, alone_seconds(model, table))
-
-
-def row_roofline_seconds(
-    model: PerfModel, table: StepTable, calls: Sequence[Call], seconds: np.ndarray
-) -> np.ndarray:
-    """Seconds of each row [U] by datasheets alone: device and links; what is given as `seconds`."""
-    carried_s = None
-    if table.collectives is not None:
-        assert model.collectives is not None
-        bare = model.collectives.bare(table.collectives)
-        carried_s = price_collectives(bare, model.collectives.links()).seconds
-    found = _placed(table, model.roofline_seconds(table.ops), carried_s)
-    given = list(split(calls)[2])
-    found[given] = seconds[given]
-    return chained(table, found)
 
 
 def _placed(table: StepTable, op_s: Array, carried_s: Array | None, xp: ModuleType = np) -> Array:
     """Seconds of all rows [U] by those of ops [O] and of collectives [C]."""
     parts = [one for one in (op_s, carried_s, table.given_s) if one is not None]
     return xp.concatenate([xp.asarray(part, op_s.dtype) for part in parts])[table.place]
-
-
-def fabric_of(model: PerfModel, call: CollectiveCall) -> CollectiveModel:
-    """What prices a model's collectives; `InputError` that names the one that nothing does."""
-    if model.collectives is None:
-        raise InputError(
-            f"expected a model with collectives for a step with an {call.collective} over"
-            f" {call.ranks} ranks, got one of {model.device.id} alone; `hybridperf fit --system"
-            " NAME` adds them, or model.with_collectives(load_collectives(NAME)) those of a"
-            " shipped system"
-        )
-    return model.collectives
 
 
 def collective_frame(calls: Sequence[CollectiveCall]) -> pd.DataFrame:
@@ -293,11 +261,20 @@ def collective_frame(calls: Sequence[CollectiveCall]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def collective_table(
-    model: CollectiveModel, calls: Sequence[CollectiveCall]
-) -> tuple[CollectiveTable, np.ndarray]:
-    """(calls [C] as `price` takes them, whether each lies inside what was measured [C]); one of
-    unequal sizes is trusted as one of equal.
+def _carried(
+    model: PerfModel, calls: Sequence[CollectiveCall]
+) -> tuple[collective_price.CollectiveTable, collective_price.PricedCollectives, np.ndarray]:
+    """(calls [C] as `price` takes them, their prices, whether each lies inside what was measured
+    [C]); one of unequal sizes is trusted as one of equal. `InputError` where nothing prices them.
     """
+    fabric = model.collectives
+    if fabric is None:
+        raise InputError(
+            f"expected a model with collectives for a step with an {calls[0].collective} over"
+            f" {calls[0].ranks} ranks, got one of {model.device.id} alone; `hybridperf fit --system"
+            " NAME` adds them, or model.with_collectives(load_collectives(NAME)) those of a"
+            " shipped system"
+        )
     pairs = {at: np.array(one.pair_bytes) for at, one in enumerate(calls) if one.pair_bytes}
-    return model.priced(collective_frame(calls), pairs)
+    table, near = fabric.priced(collective_frame(calls), pairs)
+    return table, collective_price.price(table, fabric.links()), near

@@ -154,7 +154,7 @@ def plan_for(
 
 
 def _known_of(device: DeviceSpec, model: PerfModel | None) -> PerfModel:
-    """A device's model, or without one the prior over devices, if it tells of such, else its
+    """A device's model, or without one what a fit to no rows gives: the prior over devices, or the
     datasheet; `InputError` for a model of another device.
     """
     if model is not None and model.device.id != device.id:
@@ -162,10 +162,7 @@ def _known_of(device: DeviceSpec, model: PerfModel | None) -> PerfModel:
             f"expected a model of {device.id}, got one of {model.device.id}; give the --device the"
             " model was fitted for"
         )
-    if model is None and device.kind == "gpu":
-        prior = fit(None, device)[0]
-        model = prior if prior.families else None
-    return model or PerfModel.datasheet(device)
+    return model or fit(None, device)[0]
 
 
 def choose(
@@ -193,27 +190,23 @@ def choose(
         )
     open_, left_s = np.isfinite(cost_s), budget_s
     variance = np.diag(covariance).copy()
-    if kind is None:
-        seen, told = None, covariance @ weight  # K a
-        total = float(weight @ told)
-    else:
-        seen, told = np.zeros(kind.max() + 1, bool), covariance**2 @ weight  # sum_j w_j K_ij^2
-        total = float(weight @ variance)
+    told = covariance @ weight if kind is None else covariance**2 @ weight
+    left, seen = float(weight @ told), np.zeros(0 if kind is None else kind.max() + 1, bool)
     # after n picks K is covariance - us[:n]^T us[:n], which is cheaper than subtracting
-    us = np.empty((min(int(open_.sum()), int(budget_s / np.min(cost_s))), len(cost_s)))
+    us = np.empty((min(int(open_.sum()), int(budget_s / np.min(cost_s)) + 1), len(cost_s)))
     picks: list[int] = []
     removed: list[float] = []
     while (wanted := open_ & (cost_s <= left_s)).any():
-        if seen is not None and (unseen := wanted & ~seen[kind]).any():
+        if kind is not None and (unseen := wanted & ~seen[kind]).any():
             wanted = unseen
-        gain = (told if seen is not None else told**2) / (variance + noise)
+        gain = (told**2 if kind is None else told) / (variance + noise)
         pick, n = int(np.argmax(np.where(wanted, gain / cost_s, -np.inf))), len(picks)
-        if seen is None and picks and gain[pick] < _LEAST_REMOVED * (total - sum(removed)):
+        if kind is None and picks and gain[pick] < _LEAST_REMOVED * (left - sum(removed)):
             break
         noisy_sd = math.sqrt(variance[pick] + noise[pick])
         u = (covariance[pick] - us[:n, pick] @ us[:n]) / noisy_sd
         wu = weight * u
-        if seen is None:
+        if kind is None:
             told = told - u * wu.sum()
         else:
             # K' = K - u u^T gives  sum_j w_j K'_ij^2 = sum_j w_j K_ij^2 - 2 u_i (K (w u))_i

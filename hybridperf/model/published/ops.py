@@ -23,7 +23,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,7 @@ import pandas as pd
 from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError, read_table, require_columns
 from hybridperf.io.documents import shipped_toml
+from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import FamilyRows, concatenate
 from hybridperf.model.families import by_family, family_rows, gpu_of
 from hybridperf.model.published import sparse
@@ -68,9 +69,11 @@ MODEL_OPS = "neusight_model_ops"
 _LIBRARIES = {"ln": "pytorch", "softmax": "pytorch", "rmsnorm": "vllm_2023"}
 
 
-def cited(source: str) -> dict[str, str]:
-    """What provenance records of a source of published measurements."""
-    return {name: _SHIPPED["sources"][source][name] for name in ("repository", "commit", "license")}
+def provenance(names: Iterable[str]) -> dict[str, Any]:
+    """What a shipped calibration records of the sources that it was made from."""
+    cited = ("repository", "commit", "license")
+    every = {one: {word: _SHIPPED["sources"][one][word] for word in cited} for one in names}
+    return {**origin(None), "made_by": "hybridperf calibrations", "sources": every}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +145,8 @@ def read_rows(data: Path, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
     positive = np.isfinite(frame["time_s"]) & (frame["time_s"] > 0)
     frame = _keep(frame, positive, "the time is no number above zero", left_out)
     for device in frame["device"].unique():
-        if (reason := _no_gpu(str(device))) is not None:
-            frame = _keep(frame, frame["device"] != device, reason, left_out)
+        if why := _no_gpu(str(device)):
+            frame = _keep(frame, frame["device"] != device, why, left_out)
     return frame.reset_index(drop=True), dict(left_out)
 
 
