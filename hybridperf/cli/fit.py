@@ -138,67 +138,48 @@ def plan_measurements(
     """The most informative shapes to measure on a machine without JAX, as a table to fill in: of
     ops in general, or with --workload those that narrow its own interval most.
     """
+    from hybridperf.explore.measurements.plans import DEFAULT_OPS, plan, plan_for
     from hybridperf.hardware import load_device
-    from hybridperf.io import write_table
+    from hybridperf.io import read_table, write_table
     from hybridperf.model import load_model
-    from hybridperf.model.fit.measurement_plan import DEFAULT_OPS, plan
     from hybridperf.report import text
 
     budget_s, spec = common.seconds_in(budget), load_device(device)
     compilation_cache()
+    if workload is not None and ops:
+        raise wrong("expected one of --ops and --workload, got both; --workload has its ops")
+    keep_files({"--out": out}, [workload] if workload else [])
+    known = load_model(model) if model else None
     if workload is not None:
-        if ops:
-            raise wrong("expected one of --ops and --workload, got both; --workload has its ops")
-        return _plan_for_workload(workload, spec, budget_s, model, out)
-    chosen = [name for name in ops.split(",") if name] if ops else DEFAULT_OPS
-    dtypes = [name for name in dtype.split(",") if name]
-    known = load_model(model) if model else None
-    made = plan(spec, budget_s, ops=chosen, dtypes=dtypes, model=known)
+        made = plan_for(read_table(workload), spec, budget_s, model=known)
+    else:
+        chosen = names_in(ops) if ops else DEFAULT_OPS
+        made = plan(spec, budget_s, ops=chosen, dtypes=names_in(dtype), model=known)
     write_table(made.table, out)
-    common.result(cases=made.table, summary=made.summary)
+    curve = {} if made.curve is None else {"curve": made.curve}
+    common.result(cases=made.table, summary=made.summary, **curve)
     print(text.frame_table(made.summary))
+    if made.curve is not None:
+        rate = -6000 * made.curve["half_width"].diff() / made.curve["measuring_s"].diff()
+        print(text.frame_table(made.curve.assign(points_a_minute=rate)))
+    first = "the most informative" if workload is None else "those that narrow most a second"
     taken = f"{made.seconds:.0f} of {budget_s:.0f} s"
-    print(f"{len(made.table)} cases in {out}, the most informative first: {taken}")
-    if (short := made.summary.loc[made.summary["cases"] == 0, "op"].unique()).size:
+    print(f"{len(made.table)} cases in {out}, {first} first: {taken}")
+    short = made.summary.loc[made.summary["cases"] == 0, "op"].unique()
+    if workload is None and short.size:
         print(f"the budget ends before any case of {', '.join(short)}")
-    print(_fill_in(out, device))
-    return 0
-
-
-def _plan_for_workload(
-    path: Path, device: "DeviceSpec", budget_s: float, model: str, out: Path
-) -> int:
-    """The exit status."""
-    from hybridperf.io import read_table, write_table
-    from hybridperf.model import load_model
-    from hybridperf.model.fit.workload_plan import plan_for
-    from hybridperf.report import text
-
-    keep_files({"--out": out}, [path])
-    known = load_model(model) if model else None
-    made = plan_for(read_table(path), device, budget_s, model=known)
-    write_table(made.table, out)
-    common.result(cases=made.table, summary=made.summary, curve=made.curve)
-    print(text.frame_table(made.summary))
-    rate = -6000 * made.curve["half_width"].diff() / made.curve["measuring_s"].diff()
-    print(text.frame_table(made.curve.assign(points_a_minute=rate)))
-    taken = f"{made.seconds:.0f} of {budget_s:.0f} s"
-    print(f"{len(made.table)} cases in {out}, those that narrow most a second first: {taken}")
     if made.other_share > 0.005:
         other = "messages, hosts and fused loops are not narrowed by measuring ops"
         print(f"{text.percent(made.other_share)} of the step is none of these ops: {other}")
-    print(_fill_in(out, device.id))
-    if not made.unread:
-        return 0
-    warn(f"{len(made.unread)} rows of {path.name} cannot be read; the first, {made.unread[0]}")
-    return common.SOME_ROWS_UNPREDICTED
-
-
-def _fill_in(out: Path, device: str) -> str:
-    return (
+    print(
         "put the lowest time of one op over its repeats, in seconds, into time_s (rows left empty"
-        f" are skipped), then: hybridperf fit {out} --device {device} --folder MODEL"
+        f" are skipped), then: hybridperf fit {out} --device {spec.id} --folder MODEL"
     )
+    if workload is None or not made.unread:
+        return 0
+    rows = f"{len(made.unread)} rows of {workload.name} cannot be read"
+    warn(f"{rows}; the first, {made.unread[0]}")
+    return common.SOME_ROWS_UNPREDICTED
 
 
 def calibrations(

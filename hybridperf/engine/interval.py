@@ -23,8 +23,8 @@ from hybridperf.model.adapted_steps import BLOCKS, Adapted, logs_of
 from hybridperf.model.calls import BLOCK_LOGS, InStep
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.price import Prices
-from hybridperf.model.step_effects import NAMES, in_step_s
-from hybridperf.model.step_table import unchained
+from hybridperf.model.step_effects import NAMES
+from hybridperf.model.step_table import in_step_s, unchained
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
 from hybridperf.model.variance import UNNAMED, Components, ends, longer_than_said
 
@@ -77,14 +77,10 @@ def step_slopes(
         return StepSlopes(share * prices.seconds, np.zeros(len(NAMES)), np.zeros(BLOCKS))
     moved = _STEP * np.eye(1 + len(NAMES))
     seconds = in_step_s(
-        np, prices.seconds[:, None] * np.exp(moved[:1]), table.role, table.count,
-        np.exp(adapted.theta[:, None] + moved[1:]), table.slowest, table.power_s,
+        table, prices.seconds[:, None] * np.exp(moved[:1]),
+        np.exp(adapted.theta[:, None] + moved[1:]),
     )  # fmt: skip
-    seconds = seconds * np.exp(table.block_log)[:, None]
-    here_s = in_step_s(
-        np, prices.seconds, table.role, table.count, np.exp(adapted.theta), table.slowest,
-        table.power_s,
-    ) * np.exp(table.block_log)  # fmt: skip
+    here_s = in_step_s(table, prices.seconds, np.exp(adapted.theta))
     slopes = (seconds - here_s[:, None]) / _STEP * share[:, None]
     block = [BLOCK_LOGS.index(place.block) for place in in_step.places]
     of_logs = np.bincount(block, share * here_s, minlength=len(BLOCK_LOGS))[1:]

@@ -116,7 +116,7 @@ def chain_seconds(
     model: PerfModel, calls: Sequence[Call], chains: Sequence[CallChain]
 ) -> np.ndarray:
     """Seconds of chains of calls [C], which count from 1; every call is priced once."""
-    return row_seconds(model, step_table(model, [*calls, *chains]))[len(calls) :]
+    return row_seconds(model, [*calls, *chains])[len(calls) :]
 
 
 def chain_seconds_by(

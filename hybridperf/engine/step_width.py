@@ -42,7 +42,7 @@ class StepWidth:
     """What widens a step."""
 
     deviation: Array  # [C, U] of the log of seconds, 0 for rows of other components
-    parts: Array  # [P, 3] and [E, 3], as `StepTable` has them: rows made of others; or None
+    parts: Array  # [P, 3] and [E, 3], as `StepTable` has them: rows made of others
     exposed: Array
     per_width: Array  # [2] log half-widths of today's interval over today's width
 
@@ -74,13 +74,11 @@ class StepWidth:
     def width(self, program: StepProgram, durations: Array) -> tuple[Array, Array]:
         """(seconds [B], width [B]) of the step at durations [U, B]."""
         end, times = ends_and_times(program, durations)
-        if self.parts is not None:
-            chain, part, often = self.parts.T
-            times = times.at[part].add(times[chain] * often[:, None])
-            times = times.at[chain].set(0.0)
-        if self.exposed is not None:
-            row, message, _ = self.exposed.T
-            times = times.at[message].add(times[row]).at[row].set(0.0)
+        chain, part, often = self.parts.T
+        times = times.at[part].add(times[chain] * often[:, None])
+        times = times.at[chain].set(0.0)
+        row, message, _ = self.exposed.T
+        times = times.at[message].add(times[row]).at[row].set(0.0)
         share = times * durations / jnp.where(end > 0, end, 1.0)
         each = jnp.asarray(self.deviation, durations.dtype) @ share
         return end, jnp.sqrt((each**2).sum(0))

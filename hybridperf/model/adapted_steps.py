@@ -112,7 +112,8 @@ class Adapted:
         for block in range(BLOCKS if len(self.cells) else 0):
             alike = correlation(unique, self.cells, block)
             among = correlation(self.cells, self.cells, block) + JITTER * np.eye(len(self.cells))
-            weights[block] = _solved(among, alike.T).T
+            factor = scipy.linalg.cho_factor(among, lower=True)
+            weights[block] = scipy.linalg.cho_solve(factor, alike.T).T
             left[block] = np.maximum(1.0 - (weights[block] * alike).sum(1), 0.0)
         corrections = np.einsum("bnc,bc->bn", weights, self.corrections)
         corrections = np.clip(corrections, -MOST_CORRECTION, MOST_CORRECTION)
@@ -247,10 +248,9 @@ class Adaptation:
             for name, one in self.groups.items()
         }
         document = {
-            "groups": groups, "recompute": dict(self.recompute),
-            "likelihoods": {k: dict(v) for k, v in self.likelihoods.items()},
-            "host": None if self.host is None else self.host.model_dump(),
-            "provenance": dict(self.provenance), "few": dict(self.few),
+            "groups": groups, "recompute": self.recompute, "likelihoods": self.likelihoods,
+            "host": self.host and self.host.model_dump(), "provenance": self.provenance,
+            "few": self.few,
         }  # fmt: skip
         write_json(path, _KIND, SCHEMA_VERSION, document)
 
@@ -306,12 +306,8 @@ def launch_s(host: Host) -> float:
 
 def alike_left(adapted: Adapted, cells: np.ndarray, block: int) -> np.ndarray:
     """Correlation that known cells leave open of a block's corrections of others [N, N]."""
-    among = correlation(cells, cells, block)
-    if not len(adapted.cells):
-        return among
-    known = correlation(adapted.cells, adapted.cells, block) + JITTER * np.eye(len(adapted.cells))
-    across = correlation(cells, adapted.cells, block)
-    return np.asarray(among - across @ _solved(known, across.T))
+    across = adapted.of_cells(cells)[1][block] @ correlation(adapted.cells, cells, block)
+    return np.asarray(correlation(cells, cells, block) - across)
 
 
 def logs_of(corrections: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -326,11 +322,6 @@ def correlation(a: np.ndarray, b: np.ndarray, block: int) -> np.ndarray:
     return np.asarray(matern32(MATERN * distance))
 
 
-def _solved(covariance: np.ndarray, right: np.ndarray) -> np.ndarray:
-    factor = scipy.linalg.cho_factor(covariance, lower=True)
-    return np.asarray(scipy.linalg.cho_solve(factor, right))
-
-
 def _read(one: Mapping[str, Any]) -> Adapted:
     effects = one["knobs"]
     if lacking := [name for name in NAMES if name not in effects]:
@@ -341,23 +332,22 @@ def _read(one: Mapping[str, Any]) -> Adapted:
     for name, value in (*effects.items(), *numbers.items()):
         if type(value) not in (int, float):
             raise ValueError(f"{name} is no number but {value!r}")
-    values = np.array([float(effects[name]) for name in NAMES])
-    if not (np.isfinite(values).all() and (values > 0).all()):
-        raise ValueError("a knob is not positive")
-    cells = np.array(one["cells"], float).reshape(-1, LENGTH.shape[1])
-    corrections = np.array(one["corrections"], float).reshape(len(SPREAD), len(cells))
-    covariance = np.array(one["covariance"], float)
-    noise, evidence = float(one["noise"]), float(one["evidence"])
-    arrays = np.concatenate([cells.ravel(), corrections.ravel(), [evidence]])
-    if not (np.isfinite(arrays).all() and 0 < noise < np.inf):
-        raise ValueError("a number is not finite")
-    shape = (len(NAMES) + corrections.size,) * 2
-    if covariance.shape != shape or not np.isfinite(covariance).all():
-        raise ValueError("the covariance does not have the shape of knobs and corrections")
     # files of earlier versions have no `sources`
     sources = {str(name): float(value) for name, value in one.get("sources", {}).items()}
-    if not np.isfinite(list(sources.values())).all():
-        raise ValueError("the bias of a source is not finite")
-    return Adapted(
-        np.log(values), cells, corrections, covariance, int(one["rows"]), noise, evidence, sources
+    values = np.array([float(effects[name]) for name in NAMES])
+    cells = np.array(one["cells"], float).reshape(-1, LENGTH.shape[1])
+    corrections = np.array(one["corrections"], float).reshape(BLOCKS, len(cells))
+    covariance = np.array(one["covariance"], float)
+    if covariance.shape != (len(NAMES) + corrections.size,) * 2:
+        raise ValueError("the covariance does not have the shape of knobs and corrections")
+    arrays = (values, cells, corrections, covariance, [*numbers.values()], [*sources.values()])
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ValueError("a number is not finite")
+    if min(*values, numbers["noise"]) <= 0:
+        raise ValueError("a knob or the noise is not positive")
+    rows, noise, evidence = (
+        int(numbers["rows"]),
+        float(numbers["noise"]),
+        float(numbers["evidence"]),
     )
+    return Adapted(np.log(values), cells, corrections, covariance, rows, noise, evidence, sources)

@@ -13,8 +13,8 @@ from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.step_table import (
     StepTable,
     alone_seconds,
+    chained,
     priced_rows,
-    row_roofline_seconds,
     split,
 )
 from hybridperf.model.variance import Components
@@ -74,12 +74,12 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
         believed = np.array([one.log_spread for one in given.values()])
         parts.append((list(given), Components.of(believed, 0 * believed, ["given"] * len(given))))
     if known.collectives is not None:
-        outside[collectives] = np.where(known.collectives.in_range, 0.0, np.inf)
+        outside[collectives] = np.where(known.near, 0.0, np.inf)
         width = np.sqrt(known.collectives.log_variance)
         names = [f"links: {one.collective}" for one in messages.values()]
         parts.append((collectives, Components.of(width, 0 * width, names)))
     components = Components.placed(len(calls), parts)
-    roofline_s = row_roofline_seconds(model, table, calls, seconds)
+    roofline_s = chained(table, alone_seconds(model, table, bare=True))
     return Prices(
         seconds, components, roofline_s, outside, tuple(remarks), sources, unmeasured, table
     )

@@ -7,19 +7,18 @@ what is believed of it before any row of that engine is measured.
     first token = prefill x (prompts before it and its own) + waited_steps x step + first_token_s
 
 Beliefs are log-normal, a median and a width in logs, as those of training steps are
-(`step_effects.py`). `KNOWN` has what differs between frameworks.
+(`step_effects.py`). What differs between frameworks stands in `known_effects.toml`.
 """
 
 # ruff: noqa: RUF009  (`effect` makes a dataclass field)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from hybridperf.model.step_effects import LAUNCH_S, beliefs_of, effect
+from hybridperf.model.step_effects import LAUNCH_S, SHIPPED, beliefs_of, effect
 
 _ROWS = "published rows of aiconfigurator's operating points"
 
@@ -62,34 +61,15 @@ CALLS_ALONE = ServingEffects(
 )  # fmt: skip
 BELIEFS = beliefs_of(ServingEffects)
 NAMES = tuple(BELIEFS)
-# of a framework, in place of the usual median: (effect, median, source)
-KNOWN: Mapping[str, tuple[tuple[str, float, str], ...]] = {
-    "vllm": (
-        (
-            "sequence_s",
-            6e-6,
-            "assumed: its host prepares a step while another runs (asynchronous"
-            " scheduling, the default from version 0.14)",
-        ),
-        ("launch_s", 10e-6, "assumed: torch.compile joins kernels and their launches"),
-    ),
-    "trtllm": (("waited_steps", 3.0, f"0 to 6 for Llama 70B in {_ROWS}"),),
-    "sglang": (
-        ("burst", 0.2, f"0.22 in {_ROWS}"),
-        ("sequence_s", 30e-6, f"36 to 70 us in {_ROWS}"),
-    ),
-}
-# where engines apart compute prompts, whatever the framework
-KNOWN_APART: tuple[tuple[str, float, str], ...] = (
-    ("first_token_s", 0.1, "a request goes through a router to a second engine and its cache over"
-     f" a link, before a token leaves: 0.1 to 0.2 s in {_ROWS}"),
-)  # fmt: skip
+KNOWN = SHIPPED["serving"]  # framework, effect, median in place of the usual one, source
+KNOWN_APART = SHIPPED["serving_apart"]  # where engines apart compute prompts, of any framework
 
 
 def believed(framework: str = "", apart: bool = False) -> ServingEffects:
     """Medians of a framework, of any where it is not known; `apart`: of engines for prompts."""
-    known = (*KNOWN.get(framework, ()), *(KNOWN_APART if apart else ()))
-    return ServingEffects(**{effect: median for effect, median, _ in known})
+    known = [one for one in KNOWN if one["framework"] == framework]
+    known += KNOWN_APART if apart else []
+    return ServingEffects(**{one["effect"]: one["median"] for one in known})
 
 
 def logs_of(effects: ServingEffects) -> np.ndarray:

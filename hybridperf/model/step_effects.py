@@ -20,12 +20,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from hybridperf.io.documents import shipped_toml
 from hybridperf.io.namespace import Array, array_module
 
 OF_OPS = ("gemm", "experts", "attention")  # effects on what the op model prices
@@ -140,84 +141,18 @@ NAMES = tuple(BELIEFS)
 class Known(NamedTuple):
     """Frameworks and architectures of which the medians of some effects are known to differ."""
 
-    frameworks: tuple[str, ...]  # (): any
-    archs: tuple[str, ...]  # (): any
-    effects: tuple[str, ...]
+    effects: Sequence[str]
     factor: float  # on each median
     source: str
-
-    def concerns(self, effect: str, framework: str, arch: str) -> bool:
-        """Whether it says something of an effect for a framework on an architecture."""
-        of_framework = not self.frameworks or framework in self.frameworks
-        return of_framework and effect in self.effects and (not self.archs or arch in self.archs)
+    frameworks: Sequence[str] = ()  # (): any
+    archs: Sequence[str] = ()  # (): any
 
 
-_GRAPHS = ("megatron_core_graphs", "mlperf_bert", "mlperf_bert_few")
-# fmt: off
-KNOWN = (
-    Known((), ("Blackwell sm_100", "Blackwell Ultra sm_103"), CLOCKED, 1.13,
-        "sustained clock: assumed from published steps of B200s and GB200s, and for GB300s as for"
-        " these"),
-    Known((), ("Ampere sm_80",), CLOCKED, 1.03,
-        "sustained clock: assumed from published steps of A100s"),
-    Known(("megatron", "megatron_2022", "megatron_deepspeed"), (), ("memory",), 0.85,
-        "JIT-fused loops, Apex norms and fused softmax come nearer to the bandwidth than single"
-        " loops: assumed, from published steps of A100s"),
-    Known(("megatron_core", "megatron_core_graphs"), (), ("experts",), 2.0,
-        "published steps of 27 mixtures of experts, releases 26.02 to 26.04 of Megatron-Bridge,"
-        " with dense ones priced right; from 26.06 on the same layouts take 1.3 to 1.6 times less"),
-    Known(("megatron_core_26_06",), ("Hopper sm_90", "Ampere sm_80"), ("experts",), 2.0,
-        "as before: the fused kernels of experts that 26.06 brought are for MXFP8 on Blackwell"
-        " (ForwardGroupedMLP_CuTeGEMMSwiGLU_MXFP8 of Transformer Engine, SM100 and above)"),
-    Known(("megatron_core", "megatron_core_26_06", "megatron_core_graphs", "torchtitan_async_tp"),
-        (), ("tp",), 0.7,
-        "--tp-comm-overlap: Transformer Engine's user buffers split products and messages, so that"
-        " a part of the messages hides; seven pairs of torchtitan's runs, async against plain, hide"
-        " 4 to 14 % of a step"),
-    Known(("eager_pytorch", "torchtitan"), ("Hopper sm_90",), ("launch_s",), 0.54,
-        "hosts of Hopper cards are quicker than those of the traces: 24 us for an op in the mean of"
-        " 52 eager steps on an H100 and an H200 (`calibration/measured`)"),
-    Known(("eager_pytorch",), ("Hopper sm_90",), ("backward_launch",), 1.6,
-        "of layouts, whose updated tensors are not counted: the same hosts take 25 to 45 us for an"
-        " op of a step that trains, its optimizer's 2 ms apart"),
-    Known(("eager_pytorch", "torchtitan"), ("Hopper sm_90",), ("exposed_kernel_s",), 0.5,
-        "steps on the same cards that never wait for their host: 1.2 us from kernel to kernel, and"
-        " 1.5 us that the least of them takes"),
-    Known(("eager_pytorch",), ("Hopper sm_90",), ("memory",), 1.25,
-        "loops, norms, softmax and copies of 39 steps that an H200 ran took 1.28 times the bytes at"
-        " this bandwidth (`calibration/measured`)"),
-    Known(("eager_pytorch",), ("Ada sm_89",), ("memory",), 1.08 / 1.25,
-        "loops of whole steps of timm's image models on an RTX 4090 reach 0.93 of its bandwidth"),
-    Known(("eager_pytorch",), ("Ampere sm_86",), ("memory",), 1.18 / 1.25,
-        "the same on an RTX 3090: 0.84"),
-    Known(("nanotron",), (), ("launch_s",), 1.3,
-        "fits of the two smaller models of its sweep, each by itself: 60 and 60 us"),
-    Known(("nanotron",), (), ("tp_across",), 2.0, "likewise: 2.1 and 2.0; why is not known"),
-    Known(("nanotron",), (), ("fixed_s",), 8.0,
-        "likewise: 40 and 43 ms; a barrier, a synchronisation and numbers read back end each step"
-        " (`train_step_logs` of trainer.py), so that the next one finds an idle GPU"),
-    Known(("nanotron",), (), ("optimizer",), 2.3,
-        "likewise: 1.8 and 3.1 times the bytes that its code is known to move"),
-    Known(("xla",), (), ("exposed_kernel_s",), 0.25,
-        "XLA's loops replay from command buffers: 1.6 to 1.8 us from kernel to kernel of two loops"
-        " of 2,500 kernels on an H200 (`calibration/measured`)"),
-    Known(("xla",), (), ("launch_s",), 0.6, "the same loops: the host is no slower than that"),
-    Known(("megatron_2022",), (), ("tp",), 0.75,
-        "two of a layer's six to eight messages travel beside the product of a weight's gradient"
-        " (core/tensor_parallel/layers.py of Megatron-LM), which they slow down by a fifth"),
-    Known((*_GRAPHS, "xla"), (), ("launch_s",), 0.05,
-        "a CUDA graph is launched once: assumed a twentieth for each of its kernels; XLA puts"
-        " kernels into graphs by default (xla_gpu_enable_command_buffer)"),
-    Known(_GRAPHS, (), ("collective_launch_s",), 0.05, "the same"),
-    Known(_GRAPHS, (), ("fixed_s", "input_s"), 0.2,
-        "a CUDA graph holds a step's small ops, too: assumed a fifth"),
-)
-# fmt: on
-# Share of a format's peak that products of 16 bits, and those of fewer or attention, keep up for
-# seconds at the power limit, by architecture; cool, they reach up to 0.81 of it. Hopper: an H100
-# and an H200 at 700 W (`calibration/measured`, `clocks.csv`), the mean of cards and formats.
-# Products that stay below, as those of 2,048 in 26 us, lose nothing
-SUSTAINED = {"Hopper sm_90": (0.68, 0.63)}
+SHIPPED = shipped_toml("hybridperf.model", "known_effects.toml")
+KNOWN = tuple(Known(**one) for one in SHIPPED["training"])
+# by architecture: share of a format's peak that products of 16 bits, and those of fewer or
+# attention, keep up at the power limit
+SUSTAINED: Mapping[str, tuple[float, float]] = SHIPPED["sustained"]
 # by hand: products at 0.97 of that share lost nothing, by half as sharp a limit they would lose 7 %
 _POWER_SHARPNESS = 16.0
 _DEVIATIONS = np.linspace(-10.0, 10.0, 20000)
@@ -238,7 +173,11 @@ def _normal_below() -> np.ndarray:
 
 def known_factor(effect: str, framework: str, arch: str) -> float:
     """What multiplies an effect's median for a framework on an architecture."""
-    return math.prod(one.factor for one in KNOWN if one.concerns(effect, framework, arch))
+    return math.prod(
+        one.factor for one in KNOWN
+        if effect in one.effects and framework in (one.frameworks or (framework,))
+        and arch in (one.archs or (arch,))
+    )  # fmt: skip
 
 
 def effects_of(theta: Array) -> StepEffects:
@@ -340,30 +279,13 @@ def role_matrices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return scales, added, np.array([role.larger for role in roles])
 
 
-def in_step_s(
-    xp: Any, alone_s: Array, role: Array, count: Array, effects: Array, slowest: Array,
-    power_s: Array,
-) -> Array:  # fmt: skip
-    """Seconds of calls [U] or [U, B] in a step.
-
-    Args:
-        xp: NumPy or JAX.
-        alone_s: seconds of each call by itself [U] or [U, B].
-        role: index into `ROLE_NAMES` [U].
-        count: how often what the role adds counts [U].
-        effects: step effects [K] or [K, B], in the order of `NAMES`.
-        slowest: deviations, as `StepEffects.on_slowest` takes them.
-        power_s: as `sustained_s` takes it [U].
+def by_role(xp: Any, effects: Array, slowest: Array) -> tuple[Array, Array]:
+    """Of each role [R] or [R, B] by effects [K] or [K, B]: the factor on seconds, the seconds that
+    are added for each count; on a GPU as slow as `StepEffects.on_slowest` takes it.
     """
-    alone_s = sustained_s(xp, alone_s, power_s)
-    scales, added, larger = role_matrices()
+    scales, added, _ = role_matrices()
     longer = xp.log1p(slowest * effects[NAMES.index("unlike_gpus")])
     clocked = scales[:, [NAMES.index(name) for name in CLOCKED]].sum(1)
     logs = xp.asarray(scales, effects.dtype) @ xp.log(effects)
-    scale = xp.exp(logs + xp.multiply.outer(xp.asarray(clocked, effects.dtype), longer))[role]
-    per_count = (xp.asarray(added, effects.dtype) @ effects)[role]
-    column = (slice(None),) + (None,) * (per_count.ndim - 1)
-    scaled_s = alone_s * scale
-    added_s = xp.asarray(count)[column] * per_count
-    both = larger_s(scaled_s, added_s)
-    return xp.where(xp.asarray(larger)[role][column], both, scaled_s + added_s)
+    scale = xp.exp(logs + xp.multiply.outer(xp.asarray(clocked, effects.dtype), longer))
+    return scale, xp.asarray(added, effects.dtype) @ effects

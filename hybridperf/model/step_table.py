@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.collectives.model import CollectiveModel
-from hybridperf.collectives.price import CollectiveTable, collective_seconds
-from hybridperf.collectives.price import price as price_collectives
+from hybridperf.collectives import price as collective_price
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array, fresh_views
+from hybridperf.model import step_effects
 from hybridperf.model.calls import (
     BLOCK_LOGS,
     Call,
@@ -33,10 +33,9 @@ from hybridperf.model.calls import (
     only,
 )
 from hybridperf.model.perf_model import PerfModel
-from hybridperf.model.platform import OpTable, Platform, canonical, durations, padded
+from hybridperf.model.platform import OpTable, Platform, durations
 from hybridperf.model.priced_ops import PricedOps
 from hybridperf.model.stages.borrowed import slowed
-from hybridperf.model.step_effects import ROLE_NAMES, SUSTAINED, in_step_s, sustained_s
 from hybridperf.ops import GROUPS, OpCall
 from hybridperf.ops import Call as StartProgram
 
@@ -47,35 +46,29 @@ class StepTable:
     """The rows of a step."""
 
     ops: OpTable  # [O]; a row that nothing points to where there is none
-    collectives: CollectiveTable | None = None  # [C]
-    given_s: Array = None  # [F]
-    # place of each row among ops, collectives and given seconds in turn; None: ops alone; int32 [U]
-    place: Array = None
-    # rows of a chain and of its part, from 0, and how often it runs; None: no chains; int32 [P, 3]
-    parts: Array = None
-    # rows of what outlasts, of the message and of what it travels beside; None: none; int32 [E, 3]
-    exposed: Array = None
+    given_s: Array  # [F], and 0 for what is composed of other rows
+    # place of each row among ops, collectives and given seconds in turn; int32 [U]
+    place: Array
+    # rows of a chain and of its part, from 0, and how often it runs; int32 [P, 3]
+    parts: Array
+    # rows of what outlasts, of the message and of what it travels beside; int32 [E, 3]
+    exposed: Array
+    power_s: Array  # [U] of ops in the long run, as `step_effects.sustained_s` takes it
+    collectives: collective_price.CollectiveTable | None = None  # [C]
     # of a training step, [U] each: index into `step_effects.ROLE_NAMES`, how often what it adds
     # counts, log of a block's correction; None: calls as they are
     role: Array = None
     count: Array = None
     block_log: Array = None
     slowest: Array = None  # of the step: as `InStep` has it
-    power_s: Array = None  # [U] of ops in the long run, as `step_effects.sustained_s` takes it
-
-
-class KnownCollectives(NamedTuple):
-    """How far to trust the collectives of a step."""
-
-    log_variance: np.ndarray  # [C]; NaN without measurements
-    in_range: np.ndarray  # bool [C]
 
 
 class KnownRows(NamedTuple):
     """What is known of the rows of a step."""
 
     ops: PricedOps  # [O]
-    collectives: KnownCollectives | None  # [C]
+    collectives: collective_price.PricedCollectives | None  # [C]
+    near: np.ndarray  # bool [C] whether each collective lies inside what was measured
 
 
 def step_table(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None) -> StepTable:
@@ -87,40 +80,32 @@ def priced_rows(
     model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
 ) -> tuple[StepTable, KnownRows]:
     """`step_table`, and what is known of its rows."""
-    ops, collectives, given = split(calls)
-    op_calls = list(ops.values())
+    ops, messages, given = split(calls)
     chains, exposed = only(CallChain, calls), only(Exposed, calls)
-    composed = [*chains, *exposed]
-    if not collectives and not given and not composed and in_step is None:
-        table, own = model.priced(op_calls)
-        return StepTable(table, power_s=_power_s(model, table)), KnownRows(own, None)
-    table, own = model.priced(op_calls or [OpCall(StartProgram("fp32", 0.0))])
-    count = max(len(ops), 1)
-    place = {at: i for i, at in enumerate(ops)}
-    place |= {at: count + i for i, at in enumerate((*collectives, *given))}
-    # the row of what is composed of others takes no time by itself
-    place |= dict.fromkeys(composed, count + len(collectives) + len(given))
-    carried = known = None
-    if collectives:
-        fabric = fabric_of(model, next(iter(collectives.values())))
-        carried, near = collective_table(fabric, list(collectives.values()))
-        known = KnownCollectives(price_collectives(carried, fabric.links()).log_variance, near)
-    seconds = [*(call.value for call in given.values()), *([0.0] if composed else [])]
+    table, own = model.priced(list(ops.values()) or [OpCall(StartProgram("fp32", 0.0))])
+    behind, first = [*messages, *given], len(table.group)
+    place = np.zeros(len(calls), np.int32)
+    place[list(ops)] = np.arange(len(ops))
+    place[behind] = first + np.arange(len(behind))
+    place[[*chains, *exposed]] = first + len(behind)
+    carried, priced, near = None, None, np.zeros(0, bool)
+    if messages:
+        carried, priced, near = _carried(model, list(messages.values()))
     power_s = np.zeros(len(calls))
     power_s[list(ops)] = _power_s(model, table)[: len(ops)]
     parts = [(at, row - 1, often) for at, chain in chains.items() for row, often in chain.parts]
     left = [(at, one.message - 1, one.beside - 1) for at, one in exposed.items()]
-    rows = StepTable(
+    rows_as_arrays = StepTable(
         ops=table,
-        collectives=carried,
-        given_s=np.array(seconds) if seconds else None,
-        place=np.array([place[at] for at in range(len(calls))], np.int32),
-        parts=np.array(parts, np.int32) if chains else None,
-        exposed=np.array(left, np.int32) if exposed else None,
+        given_s=np.array([*(call.value for call in given.values()), 0.0]),
+        place=place,
+        parts=np.array(parts, np.int32).reshape(-1, 3),
+        exposed=np.array(left, np.int32).reshape(-1, 3),
         power_s=power_s,
+        collectives=carried,
         **_in_step(model, in_step),
     )
-    return rows, KnownRows(own, known)
+    return rows_as_arrays, KnownRows(own, priced, near)
 
 
 def _power_s(model: PerfModel, table: OpTable) -> np.ndarray:
@@ -128,7 +113,7 @@ def _power_s(model: PerfModel, table: OpTable) -> np.ndarray:
 
     A card with less power than the one that was measured sustains less, by its clock.
     """
-    shares = SUSTAINED.get(model.device.arch)
+    shares = step_effects.SUSTAINED.get(model.device.arch)
     if shares is None:
         return np.zeros(len(table.group))
     wide, narrow = shares
@@ -149,7 +134,7 @@ def _in_step(model: PerfModel, in_step: InStep | None) -> dict[str, np.ndarray]:
     logs = (0.0, *(float(one[0]) for one in adapted.logs(np.array([in_step.cell]))))
     places = in_step.places
     return {
-        "role": np.array([ROLE_NAMES.index(one.role) for one in places], np.int32),
+        "role": np.array([step_effects.ROLE_NAMES.index(one.role) for one in places], np.int32),
         "count": np.array([one.count for one in places], float),
         "block_log": np.array([logs[BLOCK_LOGS.index(one.block)] for one in places]),
         "slowest": np.array(in_step.slowest),
@@ -167,37 +152,48 @@ def split(calls: Sequence[Call]) -> Parts:
 def step_durations(table: StepTable, platform: Platform) -> Array:
     """Seconds of each row [U] on one platform."""
     table, platform = fresh_views((table, platform))
-    parts = [durations(table.ops, platform)]
-    if table.place is None:
-        return parts[0]
+    op_s, carried_s = durations(table.ops, platform), None
     if table.collectives is not None:
-        assert platform.links is not None  # `fabric_of` has refused a model without
-        parts.append(collective_seconds(table.collectives, platform.links))
-    if table.given_s is not None:
-        parts.append(table.given_s)
-    seconds = jnp.concatenate([jnp.asarray(part, parts[0].dtype) for part in parts])[table.place]
-    if table.role is not None:
-        effects = jnp.asarray(platform.effects, seconds.dtype)
-        power_s = table.power_s / platform.peak_flops_scale  # of a card with more power to match
-        seconds = in_step_s(jnp, seconds, table.role, table.count, effects, table.slowest, power_s)
-        seconds = seconds * jnp.exp(jnp.asarray(table.block_log, seconds.dtype))
-    if table.exposed is not None:
-        row, message, beside = table.exposed.T
-        seconds = seconds.at[row].set(jnp.maximum(seconds[message] - seconds[beside], 0.0))
-    if table.parts is None:
-        return seconds
+        assert platform.links is not None  # `_carried` has refused a model without
+        carried_s = collective_price.collective_seconds(table.collectives, platform.links)
+    seconds = _placed(table, op_s, carried_s, jnp)
+    # a card with more power to match
+    table = dataclasses.replace(table, power_s=table.power_s / platform.peak_flops_scale)
+    seconds = in_step_s(table, seconds, platform.effects, jnp)
+    row, message, beside = table.exposed.T
+    seconds = seconds.at[row].set(jnp.maximum(seconds[message] - seconds[beside], 0.0))
     chain, part, times = table.parts.T
     return seconds.at[chain].add(seconds[part] * times)
 
 
+def in_step_s(table: StepTable, alone_s: Array, effects: Array, xp: ModuleType = np) -> Array:
+    """Seconds of rows that are not composed of others in their step [U] or [U, B].
+
+    Args:
+        table: the rows; of no training step they stay as they are.
+        alone_s: seconds of each by itself [U] or [U, B].
+        effects: step effects [K] or [K, B], in the order of `step_effects.NAMES`.
+        xp: NumPy or JAX.
+    """
+    if table.role is None:
+        return alone_s
+    alone_s = step_effects.sustained_s(xp, alone_s, table.power_s)
+    effects = xp.asarray(effects, alone_s.dtype)
+    scale, per_count = step_effects.by_role(xp, effects, table.slowest)
+    column = (slice(None),) + (None,) * (effects.ndim - 1)
+    scaled_s = alone_s * scale[table.role]
+    added_s = xp.asarray(table.count)[column] * per_count[table.role]
+    both_s = step_effects.larger_s(scaled_s, added_s)
+    larger = xp.asarray(step_effects.role_matrices()[2])[table.role]
+    seconds = xp.where(larger[column], both_s, scaled_s + added_s)
+    return seconds * xp.exp(xp.asarray(table.block_log, seconds.dtype))[column]
+
+
 def chained(table: StepTable, seconds: np.ndarray) -> np.ndarray:
     """Seconds of all rows [U, ...] by those of rows that are not composed of others."""
-    found = seconds if table.parts is None and table.exposed is None else seconds.copy()
-    if table.exposed is not None:
-        row, message, beside = table.exposed.T
-        found[row] = np.maximum(found[message] - found[beside], 0.0)
-    if table.parts is None:
-        return found
+    found = seconds.copy()
+    row, message, beside = table.exposed.T
+    found[row] = np.maximum(found[message] - found[beside], 0.0)
     chain, part, times = table.parts.T
     found[chain] = 0.0
     np.add.at(found, chain, (found[part].T * times).T)
@@ -209,75 +205,45 @@ def unchained(table: StepTable, seconds: np.ndarray, times: np.ndarray) -> np.nd
     of `chained` at these seconds.
     """
     found = times.astype(float)
-    if table.parts is not None:
-        chain, part, often = table.parts.T
-        found[np.unique(chain)] = 0.0
-        np.add.at(found, part, times[chain] * often)
-    if table.exposed is not None:
-        row, message, beside = table.exposed.T
-        shown = found[row] * (seconds[row] > 0)
-        found[row] = 0.0
-        np.add.at(found, message, shown)
-        np.add.at(found, beside, -shown)
+    chain, part, often = table.parts.T
+    found[np.unique(chain)] = 0.0
+    np.add.at(found, part, times[chain] * often)
+    row, message, beside = table.exposed.T
+    shown = found[row] * (seconds[row] > 0)
+    found[row] = 0.0
+    np.add.at(found, message, shown)
+    np.add.at(found, beside, -shown)
     return found
 
 
-def batched_step_durations(table: StepTable, platform: Platform, axes: Platform) -> Array:
-    """Durations [U, B]: leaves of `platform` with an axis in `axes` carry B along it."""
-    return jax.vmap(step_durations, in_axes=(None, axes), out_axes=-1)(table, platform)
-
-
-def alone_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
-    """Seconds of each row [U] by itself, no part of a step; chains take none."""
-    links = None if model.collectives is None else model.collectives.links()
-    return _placed(table, model.op_seconds(table.ops), links)
-
-
-def sustained_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
-    """`alone_seconds` of ops that go on for long."""
-    return sustained_s(np, alone_seconds(model, table), table.power_s)
-
-
 def in_step_seconds(table: StepTable, alone_s: np.ndarray, effects: np.ndarray) -> np.ndarray:
-    """Seconds of rows [U] or [U, B] in their step; `effects` [K] or [K, B]."""
-    if table.role is None:
-        return chained(table, alone_s)
-    found = in_step_s(np, alone_s, table.role, table.count, effects, table.slowest, table.power_s)
-    column = (slice(None),) + (None,) * (found.ndim - 1)
-    return chained(table, found * np.exp(table.block_log)[column])
+    """Seconds of all rows [U] or [U, B] in their step; `effects` [K] or [K, B]."""
+    return chained(table, in_step_s(table, alone_s, effects))
 
 
-def row_seconds(model: PerfModel, table: StepTable) -> np.ndarray:
-    """Seconds of each row [U] of what is no training step."""
+def alone_seconds(model: PerfModel, table: StepTable, bare: bool = False) -> np.ndarray:
+    """Seconds of each row [U] by itself, no part of a step; chains take none. `bare`: by datasheets
+    alone, of device and links.
+    """
+    op_s = model.roofline_seconds(table.ops) if bare else model.op_seconds(table.ops)
+    fabric, carried, carried_s = model.collectives, table.collectives, None
+    if carried is not None:
+        assert fabric is not None
+        carried = fabric.bare(carried) if bare else carried
+        carried_s = collective_price.price(carried, fabric.links()).seconds
+    return _placed(table, op_s, carried_s)
+
+
+def row_seconds(model: PerfModel, calls: Sequence[Call]) -> np.ndarray:
+    """Seconds of calls [U] that are no training step."""
+    table = step_table(model, calls)
     return chained(table, alone_seconds(model, table))
 
 
-def row_roofline_seconds(
-    model: PerfModel, table: StepTable, calls: Sequence[Call], seconds: np.ndarray
-) -> np.ndarray:
-    """Seconds of each row [U] by datasheets alone: device and links; what is given as `seconds`."""
-    op_s = model.roofline_seconds(table.ops)
-    links = None
-    if table.collectives is not None:
-        assert model.collectives is not None
-        links = model.collectives.links()
-        bare = model.collectives.bare(table.collectives)
-        table = dataclasses.replace(table, collectives=bare)
-    found, given = np.array(_placed(table, op_s, links)), list(split(calls)[2])
-    found[given] = seconds[given]
-    return chained(table, found)
-
-
-def fabric_of(model: PerfModel, call: CollectiveCall) -> CollectiveModel:
-    """What prices a model's collectives; `InputError` that names the one that nothing does."""
-    if model.collectives is None:
-        raise InputError(
-            f"expected a model with collectives for a step with an {call.collective} over"
-            f" {call.ranks} ranks, got one of {model.device.id} alone; `hybridperf fit --system"
-            " NAME` adds them, or model.with_collectives(load_collectives(NAME)) those of a"
-            " shipped system"
-        )
-    return model.collectives
+def _placed(table: StepTable, op_s: Array, carried_s: Array | None, xp: ModuleType = np) -> Array:
+    """Seconds of all rows [U] by those of ops [O] and of collectives [C]."""
+    parts = [one for one in (op_s, carried_s, table.given_s) if one is not None]
+    return xp.concatenate([xp.asarray(part, op_s.dtype) for part in parts])[table.place]
 
 
 def collective_frame(calls: Sequence[CollectiveCall]) -> pd.DataFrame:
@@ -295,28 +261,20 @@ def collective_frame(calls: Sequence[CollectiveCall]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _placed(table: StepTable, op_s: np.ndarray, links: Any) -> np.ndarray:
-    if table.place is None:
-        return op_s
-    parts = [op_s]
-    if table.collectives is not None:
-        length = len(table.collectives.nodes)
-        rows = canonical(padded(table.collectives, length))
-        seconds = _collective_seconds(rows, canonical(links))
-        parts.append(np.asarray(seconds, np.float64)[:length])
-    if table.given_s is not None:
-        parts.append(np.asarray(table.given_s, np.float64))
-    return np.concatenate(parts)[table.place]
-
-
-_collective_seconds = jax.jit(collective_seconds)
-
-
-def collective_table(
-    model: CollectiveModel, calls: Sequence[CollectiveCall]
-) -> tuple[CollectiveTable, np.ndarray]:
-    """(calls [C] as `price` takes them, whether each lies inside what was measured [C]); one of
-    unequal sizes is trusted as one of equal.
+def _carried(
+    model: PerfModel, calls: Sequence[CollectiveCall]
+) -> tuple[collective_price.CollectiveTable, collective_price.PricedCollectives, np.ndarray]:
+    """(calls [C] as `price` takes them, their prices, whether each lies inside what was measured
+    [C]); one of unequal sizes is trusted as one of equal. `InputError` where nothing prices them.
     """
+    fabric = model.collectives
+    if fabric is None:
+        raise InputError(
+            f"expected a model with collectives for a step with an {calls[0].collective} over"
+            f" {calls[0].ranks} ranks, got one of {model.device.id} alone; `hybridperf fit --system"
+            " NAME` adds them, or model.with_collectives(load_collectives(NAME)) those of a"
+            " shipped system"
+        )
     pairs = {at: np.array(one.pair_bytes) for at, one in enumerate(calls) if one.pair_bytes}
-    return model.priced(collective_frame(calls), pairs)
+    table, near = fabric.priced(collective_frame(calls), pairs)
+    return table, collective_price.price(table, fabric.links()), near

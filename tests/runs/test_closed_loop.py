@@ -124,11 +124,10 @@ def test_gradient_agrees_with_finite_differences() -> None:
 
 def test_beliefs_have_a_source_and_a_width() -> None:
     assert all(one.source and one.width > 0 and one.median > 0 for one in BELIEFS.values())
-    for framework, known in KNOWN.items():
-        for effect, median, source in known:
-            assert effect in NAMES
-            assert source
-            assert getattr(believed(framework), effect) == median
+    for known in KNOWN:
+        assert known["effect"] in NAMES
+        assert known["source"]
+        assert getattr(believed(known["framework"]), known["effect"]) == known["median"]
 
 
 def test_tokens_that_drafts_add_cost_the_host_as_much_as_others() -> None:

@@ -13,7 +13,7 @@ from hybridperf.hardware import load_device, load_system
 from hybridperf.io import installed_hardware
 from hybridperf.model import PerfModel, model_or_datasheet, shipped
 from hybridperf.model.step_effects import SUSTAINED, sustained_s
-from hybridperf.model.step_table import alone_seconds, step_table, sustained_seconds
+from hybridperf.model.step_table import alone_seconds, step_table
 from hybridperf.ops import Gemm, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import SHARES, published_share
 from hybridperf.training.steps.cells import Prices
@@ -105,7 +105,8 @@ def test_long_products_slow_down_and_short_ones_and_others_do_not():
     calls = [OpCall(Gemm("bf16", n, n, n)) for n in sizes] + [OpCall(Gemm("fp32", *[8192.0] * 3))]
     model = model_or_datasheet("h100_sxm")
     table = step_table(model, calls)
-    ratio = sustained_seconds(model, table) / alone_seconds(model, table)
+    alone_s = alone_seconds(model, table)
+    ratio = sustained_s(np, alone_s, table.power_s) / alone_s
     assert 1.08 < ratio[0] < 1.18
     assert ratio[1:] == pytest.approx(1.0, abs=1e-3)
     none = step_table(model_or_datasheet("a100_sxm"), calls)

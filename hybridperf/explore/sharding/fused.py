@@ -28,7 +28,7 @@ from hybridperf.explore.sharding.cost import (
 )
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import Call, CollectiveCall
-from hybridperf.model.step_table import row_seconds, step_table
+from hybridperf.model.step_table import row_seconds
 from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import Direction, lookup_calls
@@ -118,7 +118,7 @@ class KernelPricer:
                 calls += new
                 owner += [(number, way)] * len(new)
         out = np.zeros((len(held), len(DIRECTIONS)))
-        seconds = row_seconds(self._model, step_table(self._model, calls))
+        seconds = row_seconds(self._model, calls)
         np.add.at(out, tuple(np.array(owner).T), seconds)
         for some, (forward_s, backward_s) in zip(held, out.tolist(), strict=True):
             self._known[some] = forward_s, backward_s

@@ -7,22 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from hybridperf.io import InputError, read_table
-from hybridperf.model.published.ops import AICONFIGURATOR, DEEPBENCH, VIDUR, cited
 
 FOLDER = "collectives"
 MEASURED, FEW_SHOT = "collectives_dev.csv.gz", "fewshot_calibration.csv.gz"
-
-
-# by the word in the tables' `dataset` column; a commit that the data folder does not name is not
-# known
-SOURCES = {
-    "vidur": VIDUR.cited(),
-    "aiconfigurator": AICONFIGURATOR.cited(),
-    "deepbench": DEEPBENCH.cited(),
-    "xxrjun": cited("https://github.com/xxrjun/nccl-tests-cluster", "455de4f", "Apache-2.0"),
-    "aws_docs": cited("https://github.com/aws-samples", "not known", "MIT-0"),
-    "pico_mn5": cited("https://github.com/HLC-Lab/pico", "not known", "MIT"),
-}
 
 
 def read_measured(data: Path) -> dict[str, pd.DataFrame]:

@@ -1,9 +1,10 @@
-"""Published measurements of ops: a loader per source, and why some rows cannot be used.
+"""Published measurements of ops, and why some rows cannot be used.
 
-Each table of `data/compute` belongs to a source (who measured it, under which license) and is read
-into rows that `ops` understands: `device, op, dtype`, the op's dimensions, `time_s`, words of the
-implementation, and `split` where the authors had one. Every row that is left out is counted under
-one sentence. Rows become `DeviceRows`: what a prior sees of one family of ops on one GPU.
+Each table of `data/compute` belongs to a source (`sources.toml`: who measured it, under which
+license) and is read into rows that `ops` understands: `device, op, dtype`, the op's dimensions,
+`time_s`, words of the implementation, and `split` where the authors had one. Every row that is left
+out is counted under one sentence. Rows become `DeviceRows`: what a prior sees of one family of ops
+on one GPU.
 
 Shapes fall on one of two sides by a hash of their dimensions alone, so that a shape measured on
 several devices, under two frameworks or in two number formats is on the same side everywhere: 40 %
@@ -20,14 +21,17 @@ import ast
 import dataclasses
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError, read_table, require_columns
+from hybridperf.io.documents import shipped_toml
+from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import FamilyRows, concatenate
 from hybridperf.model.families import by_family, family_rows, gpu_of
 from hybridperf.model.published import sparse
@@ -35,8 +39,7 @@ from hybridperf.ops import Op
 from hybridperf.ops.table import parse_ops
 
 TEST_PERCENT = 40
-_RESOLUTION_S = 1e-6  # of vidur's profiler
-_LEAST_TICKS = 5  # below, rounding alone makes an error of up to 10 %
+_LEAST_TICKS = 5  # of a source's clock: below, rounding alone makes an error of up to 10 %
 # parts of a table and quantiles of their times by which a drift is found, and the least share of a
 # time that may be left without it
 _DRIFT_PARTS, _DRIFT_QUANTILES, _LEAST_WITHOUT = 8, (0.03, 0.1), 0.25
@@ -48,24 +51,29 @@ _NOT_SHAPE = frozenset({
 _WORDS = ("framework", "quant", "kv_dtype")
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Who measured, and where it was published."""
-
-    id: str
-    repository: str
-    commit: str
-    license: str
-    # a table as published -> rows of ours; counts what it leaves out; None: as they are
-    read: Callable[[pd.DataFrame, Counter[str]], pd.DataFrame] | None = None
-
-    def cited(self) -> dict[str, str]:
-        return cited(self.repository, self.commit, self.license)
+_SHIPPED = shipped_toml("hybridperf.model.published", "sources.toml")
 
 
-def cited(repository: str, commit: str, license: str) -> dict[str, str]:
-    """What provenance records of published measurements."""
-    return {"repository": repository, "commit": commit, "license": license}
+class Table(NamedTuple):
+    """A table of `data/compute`."""
+
+    source: str
+    families: Sequence[str]  # that it holds rows of: only those asked for are read
+    drifts: bool = False
+
+
+FILES = {name: Table(**one) for name, one in _SHIPPED["tables"].items()}
+MODEL_OPS = "neusight_model_ops"
+# whose kernels ran, of ops that libraries run by different plans (`ops/rows.toml`), where a table
+# does not say
+_LIBRARIES = {"ln": "pytorch", "softmax": "pytorch", "rmsnorm": "vllm_2023"}
+
+
+def provenance(names: Iterable[str]) -> dict[str, Any]:
+    """What a shipped calibration records of the sources that it was made from."""
+    cited = ("repository", "commit", "license")
+    every = {one: {word: _SHIPPED["sources"][one][word] for word in cited} for one in names}
+    return {**origin(None), "made_by": "hybridperf calibrations", "sources": every}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,30 +105,49 @@ class PublishedRows:
     left_out: dict[str, dict[str, int]]  # [file][reason] rows
 
 
-# whose kernels ran, of ops that libraries run by different plans (`ops/rows.toml`)
-_LIBRARIES = {"ln": "pytorch", "softmax": "pytorch", "rmsnorm": "vllm_2023"}
+def require_data(data: Path) -> None:
+    """`InputError` where a folder is not the data folder."""
+    if not (data / "compute").is_dir():
+        raise InputError(
+            f"expected the measured data in {data} (with a folder compute), found none; give"
+            " --data DIR"
+        )
 
 
-def _neusight(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
-    frame = _with_library(frame)
+def table_path(data: Path, name: str) -> Path:
+    """Where a table lies in the data folder."""
+    if name in FILES and FILES[name].source == sparse.SOURCE:
+        return sparse.table_path(data, name)
+    return data / "compute" / f"{name}.csv.gz"
+
+
+def read_rows(data: Path, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
+    """(usable rows of one table as `ops` reads them, rows left out by reason)."""
+    source, _, drifts = FILES[name]
+    frame = read_table(table_path(data, name))
+    frame = sparse.spmm_rows(frame) if source == sparse.SOURCE else frame
+    require_columns(frame, ["device", "op", "dtype", "time_s"], f"{name} of {source}")
+    frame = frame.rename(columns={"neusight_split": "split"})
+    known = frame["op"].map(_LIBRARIES).fillna("")
+    frame = frame.assign(framework=known) if known.any() else frame
+    left_out: Counter[str] = Counter()
     if "throttled" in frame.columns:
         frame = _keep(frame, frame["throttled"] != 1, "the card was thermally throttled", left_out)
-    return frame.rename(columns={"neusight_split": "split"})
-
-
-def _with_library(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table whose rows say which library ran, where that decides the kernel."""
-    known = frame["op"].map(_LIBRARIES).fillna("")
-    return frame.assign(framework=known) if known.any() else frame
-
-
-def _neusight_convolutions(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
-    frame = _neusight(frame, left_out)
-    drift_s = frame.groupby("device")["time_s"].transform(_drift_s)
-    kept_s = frame["time_s"] - drift_s
-    most = kept_s >= _LEAST_WITHOUT * frame["time_s"]
-    reason = "most of the time is the drift of the table's timer"
-    return _keep(frame.assign(time_s=kept_s), most, reason, left_out)
+    if drifts:
+        kept_s = frame["time_s"] - frame.groupby("device")["time_s"].transform(_drift_s)
+        most = kept_s >= _LEAST_WITHOUT * frame["time_s"]
+        reason = "most of the time is the drift of the table's timer"
+        frame = _keep(frame.assign(time_s=kept_s), most, reason, left_out)
+    if tick_s := _SHIPPED["sources"][source].get("resolution_s"):
+        long_enough = frame["time_s"] >= (_LEAST_TICKS - 0.5) * tick_s
+        reason = f"less than {_LEAST_TICKS * tick_s * 1e6:g} µs by a clock of {tick_s * 1e6:g} µs"
+        frame = _keep(frame, long_enough, reason, left_out)
+    positive = np.isfinite(frame["time_s"]) & (frame["time_s"] > 0)
+    frame = _keep(frame, positive, "the time is no number above zero", left_out)
+    for device in frame["device"].unique():
+        if why := _no_gpu(str(device)):
+            frame = _keep(frame, frame["device"] != device, why, left_out)
+    return frame.reset_index(drop=True), dict(left_out)
 
 
 def _drift_s(time_s: pd.Series) -> np.ndarray:
@@ -134,86 +161,13 @@ def _drift_s(time_s: pd.Series) -> np.ndarray:
     return np.asarray(max(float(np.mean(slopes)), 0.0) * at)
 
 
-def _vidur(frame: pd.DataFrame, left_out: Counter[str]) -> pd.DataFrame:
-    long_enough = frame["time_s"] >= (_LEAST_TICKS - 0.5) * _RESOLUTION_S
-    return _keep(_with_library(frame), long_enough, "less than 5 µs by a clock of 1 µs", left_out)
-
-
-NEUSIGHT = Source("neusight", "https://github.com/sitar-lab/NeuSight", "6945927", "MIT", _neusight)
-NEUSIGHT_CONVOLUTIONS = dataclasses.replace(NEUSIGHT, read=_neusight_convolutions)
-AICONFIGURATOR = Source(
-    "aiconfigurator", "https://github.com/ai-dynamo/aiconfigurator", "095f58a", "Apache-2.0"
-)
-VIDUR = Source("vidur", "https://github.com/microsoft/vidur", "7d47513", "MIT", _vidur)
-RA_SPMM = Source("ra-spmm", "https://github.com/tariqaf/RA-SpMM", "a605b3b", "CC-BY-4.0")
-DEEPBENCH = Source(
-    "deepbench", "https://github.com/baidu-research/DeepBench", "da81ba7", "Apache-2.0"
-)
-
-# which families a table holds rows of: only those asked for are read
-FILES: Mapping[str, tuple[Source, tuple[str, ...]]] = {
-    "aiconfigurator_gemm": (AICONFIGURATOR, ("matmul",)),
-    "aiconfigurator_mla_gen_pre": (AICONFIGURATOR, ("matmul",)),
-    "aiconfigurator_mla_gen_post": (AICONFIGURATOR, ("matmul",)),
-    "aiconfigurator_context_attention": (AICONFIGURATOR, ("prefill_attention",)),
-    "aiconfigurator_generation_attention": (AICONFIGURATOR, ("decode_attention",)),
-    "aiconfigurator_encoder_attention": (AICONFIGURATOR, ("encoder_attention",)),
-    "aiconfigurator_moe": (AICONFIGURATOR, ("moe",)),
-    "aiconfigurator_scale_matrix": (AICONFIGURATOR, ("quantise",)),
-    "vidur_gemm": (VIDUR, ("matmul",)),
-    "vidur_memory_ops": (VIDUR, ("elementwise", "norm", "gather")),
-    "deepbench_gemm": (DEEPBENCH, ("matmul", "matmul_fp32")),
-    "deepbench_conv": (DEEPBENCH, ("convolution",)),
-    "neusight_linear": (NEUSIGHT, ("matmul_fp32",)),
-    "neusight_bmm": (NEUSIGHT, ("matmul_fp32",)),
-    "neusight_conv": (NEUSIGHT_CONVOLUTIONS, ("convolution",)),
-    "neusight_elementwise": (NEUSIGHT, ("elementwise",)),
-    "neusight_softmax": (NEUSIGHT, ("softmax",)),
-    "neusight_ln": (NEUSIGHT, ("norm",)),
-    "spmm": (RA_SPMM, ("spmm",)),
-}
-MODEL_OPS = "neusight_model_ops"
-
-
-def require_data(data: Path) -> None:
-    """`InputError` where a folder is not the data folder."""
-    if not (data / "compute").is_dir():
-        raise InputError(
-            f"expected the measured data in {data} (with a folder compute), found none; give"
-            " --data DIR"
-        )
-
-
-def table_path(data: Path, name: str) -> Path:
-    """Where a table lies in the data folder."""
-    if FILES.get(name, (None,))[0] is RA_SPMM:
-        return sparse.table_path(data, name)
-    return data / "compute" / f"{name}.csv.gz"
-
-
-def read_rows(data: Path, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
-    """(usable rows of one table as `ops` reads them, rows left out by reason)."""
-    source, _ = FILES[name]
-    frame = read_table(table_path(data, name))
-    frame = sparse.spmm_rows(frame) if source is RA_SPMM else frame
-    require_columns(frame, ["device", "op", "dtype", "time_s"], f"{name} of {source.id}")
-    left_out: Counter[str] = Counter()
-    frame = source.read(frame, left_out) if source.read else frame
-    positive = np.isfinite(frame["time_s"]) & (frame["time_s"] > 0)
-    frame = _keep(frame, positive, "the time is no number above zero", left_out)
-    for device in frame["device"].unique():
-        if (reason := _no_gpu(str(device))) is not None:
-            frame = _keep(frame, frame["device"] != device, reason, left_out)
-    return frame.reset_index(drop=True), dict(left_out)
-
-
 def read_families(data: Path, families: Iterable[str]) -> PublishedRows:
     """Rows of some families on every GPU of the data folder; missing tables are listed by name."""
     wanted = set(families)
     parts: dict[tuple[str, str], list[DeviceRows]] = {}
     left_out: dict[str, dict[str, int]] = {}
-    for name, (_, holds) in FILES.items():
-        if not wanted & set(holds):
+    for name, table in FILES.items():
+        if not wanted & set(table.families):
             continue
         if not table_path(data, name).is_file():
             left_out[name] = {"the table is not there": 0}

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from hybridperf.hardware import device_id
 from hybridperf.io import read_table, require_columns
 
-DEVICES = {"RTX 3090": "rtx_3090", "RTX 4090": "rtx_4090"}
+SOURCE = "ra-spmm"
 # kernels whose name has no number format: tensor-core tiles in half, the others in single precision
 _HALF = ("tc_direct", "community_tc", "segment_hybrid")
 
@@ -31,7 +32,7 @@ def spmm_rows(frame: pd.DataFrame) -> pd.DataFrame:
     named = {word: kernel_and_dtype(word) for word in map(str, frame["kernel"].unique())}
     words = frame["kernel"].astype(str)
     return frame.assign(
-        op="spmm", device=frame["gpu"].map(lambda name: DEVICES.get(str(name), str(name))),
+        op="spmm", device=frame["gpu"].map(_device),
         kernel=words.map(lambda word: named[word][0]), dtype=words.map(lambda word: named[word][1]),
     )  # fmt: skip
 
@@ -54,7 +55,11 @@ def read_steps(data: Path) -> pd.DataFrame:
     """All measured training steps of graph networks, with `device`."""
     frame = read_table(table_path(data, "gnn_steps"))
     require_columns(frame, _STEP_COLUMNS, "a table of steps of graph networks")
-    return frame.assign(device=frame["gpu"].map(lambda name: DEVICES.get(str(name), str(name))))
+    return frame.assign(device=frame["gpu"].map(_device))
+
+
+def _device(name: object) -> str:
+    return device_id(str(name)) or str(name)
 
 
 _STEP_COLUMNS = (

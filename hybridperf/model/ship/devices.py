@@ -33,7 +33,6 @@ import pandas as pd
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_table, replacing_in, unknown, write_json
 from hybridperf.io.installed import installed_hardware
-from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import train_family
 from hybridperf.learning.prior.form import LAWS
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, Prior, load_prior
@@ -184,8 +183,7 @@ def _with_families_of(before: PerfModel, model: PerfModel) -> PerfModel:
 
 
 def _provenance() -> dict[str, object]:
-    every = {source.id: source.cited() for source, _ in sources.FILES.values()}
-    return {**origin(None), "made_by": "hybridperf calibrations", "sources": every}
+    return sources.provenance(one.source for one in sources.FILES.values())
 
 
 def _rows_by_table(seen: DeviceRows) -> dict[str, int]:

@@ -19,9 +19,9 @@ from hybridperf.collectives.fit import (
     train_prior,
     with_reference_width,
 )
-from hybridperf.io.provenance import origin
 from hybridperf.learning.prior.shipped import Prior, load_prior
-from hybridperf.model.published.collectives import SOURCES, read_few_shot, read_measured
+from hybridperf.model.published.collectives import read_few_shot, read_measured
+from hybridperf.model.published.ops import provenance
 
 LEAST_ROWS = 40
 
@@ -59,9 +59,4 @@ def _prior(
 
 
 def _provenance(rows: pd.DataFrame) -> dict[str, object]:
-    return {
-        **origin(None),
-        "made_by": "hybridperf calibrations",
-        "sources": {name: SOURCES[str(name)] for name in sorted(rows["dataset"].unique())},
-        "rows": len(rows),
-    }
+    return {**provenance(sorted(map(str, rows["dataset"].unique()))), "rows": len(rows)}

@@ -15,7 +15,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel, is_shipped, load_model
 from hybridperf.model.calls import Call, CollectiveCall
 from hybridperf.model.fit.device import fit
-from hybridperf.model.step_table import row_seconds, step_table
+from hybridperf.model.step_table import row_seconds
 from hybridperf.ops import OpCall
 from hybridperf.studies.strategies.layer import Layer
 
@@ -121,7 +121,7 @@ class Priced:
 
     def _seconds(self, call: Call) -> float:
         if call not in self._known:
-            self._known[call] = float(row_seconds(self.model, step_table(self.model, [call]))[0])
+            self._known[call] = float(row_seconds(self.model, [call])[0])
         return self._known[call]
 
 

@@ -29,7 +29,8 @@ from hybridperf.engine.step_features import BlockPrices
 from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import Call, CollectiveCall
-from hybridperf.model.step_table import step_table, sustained_seconds
+from hybridperf.model.step_effects import sustained_s
+from hybridperf.model.step_table import alone_seconds, step_table
 from hybridperf.model.unmeasured import Unmeasured
 from hybridperf.workloads.transformer import embedding_head, layers
 from hybridperf.workloads.transformer.columns import RECOMPUTE
@@ -127,7 +128,7 @@ class Prices:
         new = np.unique(numbers[np.isnan(self._seconds[numbers])])
         if len(new):
             table = step_table(self.model, [self.calls[at] for at in new.tolist()])
-            self._seconds[new] = sustained_seconds(self.model, table)
+            self._seconds[new] = sustained_s(np, alone_seconds(self.model, table), table.power_s)
         return self._seconds[numbers]
 
     def learn(self, calls: Iterable[Call]) -> None:

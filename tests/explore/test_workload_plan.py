@@ -10,13 +10,13 @@ from hybridperf.cli import app as cli
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
+from hybridperf.explore.measurements.belief import NOISE_SD, Belief
+from hybridperf.explore.measurements.plans import choose, ops_of, plan, plan_for
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.model.fit.knobs import fit_knobs
-from hybridperf.model.fit.measurement_plan import NOISE_SD, Belief, plan
-from hybridperf.model.fit.workload_plan import choose_for, ops_of, plan_for
 from hybridperf.model.published.ops import read_model_ops
 from hybridperf.ops import Gemm, OpCall
 
@@ -39,14 +39,15 @@ def test_what_is_left_is_the_posterior_of_the_step() -> None:
     """After any picks the variance is that of one Gaussian conditioned on all of them at once."""
     rng = np.random.default_rng(0)
     covariance, weight = covariance_of(rng, 30), rng.dirichlet(np.ones(30))
-    chosen = choose_for(weight, covariance, np.ones(30), 8.0)
+    chosen = choose(covariance, np.full(30, NOISE_SD**2), np.ones(30), 8.0, weight)
     assert len(chosen.picks) == len(set(chosen.picks)) == 8
     for count in range(9):
         at = chosen.picks[:count]
         among = covariance[np.ix_(at, at)] + NOISE_SD**2 * np.eye(count)
         told = covariance[at] @ weight
         left = weight @ covariance @ weight - told @ np.linalg.solve(among, told)
-        assert chosen.variance[count] == pytest.approx(left)
+        removed = chosen.removed[:count].sum()
+        assert weight @ covariance @ weight - removed == pytest.approx(left)
 
 
 def test_the_first_pick_narrows_most_a_second() -> None:
@@ -58,9 +59,10 @@ def test_the_first_pick_narrows_most_a_second() -> None:
         for i, k in enumerate(covariance)
     ]
     best = int(np.argmax((weight @ covariance @ weight - left) / cost))
-    assert choose_for(weight, covariance, cost, 4.0).picks[0] == best
+    noise = np.full(20, NOISE_SD**2)
+    assert choose(covariance, noise, cost, 4.0, weight).picks[0] == best
     with pytest.raises(InputError, match=r"a budget that pays for a measurement, got 0\.1 s"):
-        choose_for(weight, covariance, cost, 0.1)
+        choose(covariance, noise, cost, 0.1, weight)
 
 
 def test_a_plan_measures_what_the_step_spends_its_time_on() -> None:
@@ -104,7 +106,7 @@ def test_a_plan_promises_what_the_fit_to_its_rows_then_says() -> None:
     assert made.curve["half_width"].iloc[0] == pytest.approx(half_width(prior), rel=0.15)
     fitted = fit(rows[:4], device)[0]
     some = half_width(fitted)
-    assert Belief.about(rows[:4], device, fitted).shared == pytest.approx(1 / (2 + 4 / 5))
+    assert Belief.about(rows[:4], fitted).shared == pytest.approx(1 / (2 + 4 / 5))
     assert rows["half_width"].iloc[3] == pytest.approx(some, rel=0.4)
     assert some < 0.7 * half_width(fit(other[:4], device)[0])
 
@@ -120,10 +122,10 @@ def test_a_steps_own_seconds_are_its_weights() -> None:
     assert share == pytest.approx(np.array([1.0, 2.0, 0.5]) / 4.0)
     with pytest.raises(InputError, match="no op that can be measured by itself"):
         ops_of(given, V100)
-    with pytest.raises(InputError, match="columns op and dtype"):
+    with pytest.raises(InputError, match="expected columns op, dtype"):
         ops_of(given.drop(columns="dtype"), V100)
     for column, value in (("times", "x"), ("times", -1.0), ("seconds", "x"), ("seconds", np.inf)):
-        with pytest.raises(InputError, match=f"expected {column} of a workload's op"):
+        with pytest.raises(InputError, match=f"in {column} of op 1"):
             ops_of(STEP.assign(**{column: value}), V100)
     with pytest.raises(InputError, match="seconds above zero"):
         ops_of(STEP.assign(seconds=0.0), V100)
@@ -146,8 +148,8 @@ def test_on_a_real_v100_a_step_is_known_sooner_than_by_chance(data_dir: Path) ->
         offered.append(rows.sample(min(len(rows), 200), random_state=0))
     rows = pd.concat(offered, ignore_index=True)[[*sizes, "time_s"]]
     n, known = len(rows), len(own)
-    belief = Belief.about(pd.concat([own[sizes], rows[sizes]], ignore_index=True), V100, None)
-    covariance, seconds = belief.covariance(), belief.seconds()[:known]
+    belief = Belief.about(pd.concat([own[sizes], rows[sizes]], ignore_index=True), BARE)
+    covariance, seconds = belief.covariance(), belief.seconds[:known]
     weight = np.concatenate([seconds / seconds.sum(), np.zeros(n)])
     cost = np.concatenate([np.full(known, np.inf), np.ones(n)])
 
@@ -159,12 +161,12 @@ def test_on_a_real_v100_a_step_is_known_sooner_than_by_chance(data_dir: Path) ->
     def error(picks: np.ndarray) -> float:
         """Of the whole workload, by knobs fitted to the picks alone."""
         measured = rows.iloc[picks - known].reset_index(drop=True)
-        table = Belief.about(measured, V100, None).table
+        table = Belief.about(measured, BARE).table
         knobs, _ = fit_knobs(table, measured["time_s"].to_numpy(float), V100)
         found = PerfModel(V100, knobs).predict_ops(own[sizes])["predicted_s"].sum()
         return abs(float(np.log(found / ops["label_fw_s"].sum())))
 
-    planned = choose_for(weight, covariance, cost, 6.0).picks
+    planned = choose(covariance, belief.noise(), cost, 6.0, weight).picks
     by_chance = [
         known + np.random.default_rng(seed).choice(n, size, replace=False)
         for seed, size in ((0, 6), (1, 6), (2, 6), (3, 24))

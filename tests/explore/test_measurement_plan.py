@@ -11,27 +11,32 @@ import pandas as pd
 import pytest
 
 from hybridperf.cli import app as cli
-from hybridperf.hardware import DeviceSpec, load_device
-from hybridperf.io import InputError, read_table, write_table
-from hybridperf.learning.inputs import Box, inputs_of
-from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, load_model, neutral_knobs
-from hybridperf.model.fit import measurement_plan
-from hybridperf.model.fit.device import fit
-from hybridperf.model.fit.knobs import fit_knobs
-from hybridperf.model.fit.measurement_plan import (
+from hybridperf.explore.measurements.belief import (
     CASE_OVERHEAD_S,
-    DEFAULT_OPS,
     LARGEST_SHARE_OF_MEMORY,
     NOISE_SD,
+    Belief,
+    centre,
+)
+from hybridperf.explore.measurements.plans import (
+    DEFAULT_OPS,
+    Choice,
     MeasurementPlan,
-    candidates,
     choose,
     plan,
 )
+from hybridperf.explore.measurements.shapes import LARGEST_SHARE_OF_BUDGET, candidates
+from hybridperf.hardware import load_device
+from hybridperf.io import InputError, read_table, write_table
+from hybridperf.learning.inputs import Box, inputs_of
+from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, load_model, neutral_knobs
+from hybridperf.model.fit.device import fit
+from hybridperf.model.fit.knobs import KnobVector, fit_knobs
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 
 V100 = load_device("v100_pcie_32g")
+BARE = PerfModel.datasheet(V100)  # believed by the knobs alone
 OPS = ["gemm", "softmax", "copy"]  # the same in most tests: what is compiled for one serves all
 TRUE = {  # knobs of a made-up machine, each one to two widths from its prior
     "gemm": {
@@ -85,7 +90,7 @@ def median_error(model: PerfModel, rows: pd.DataFrame) -> float:
 
 @pytest.fixture(scope="module")
 def short() -> MeasurementPlan:
-    return plan(V100, 60.0, model=PerfModel.datasheet(V100))
+    return plan(V100, 60.0, model=BARE)
 
 
 # --- what a plan is -------------------------------------------------------------------------------
@@ -103,7 +108,7 @@ def test_the_budget_is_kept_and_used(budget_s: float, least: int) -> None:
 
 
 def test_a_plan_can_be_repeated(short: MeasurementPlan) -> None:
-    again = plan(V100, 60.0, model=PerfModel.datasheet(V100))
+    again = plan(V100, 60.0, model=BARE)
     pd.testing.assert_frame_equal(again.table, short.table, check_exact=True)
     pd.testing.assert_frame_equal(again.summary, short.summary, check_exact=True)
 
@@ -147,8 +152,8 @@ def test_ops_and_dtypes_asked_for_and_no_others() -> None:
     assert "c_in" not in made.table
 
 
-def tiny(memory_bytes: float) -> DeviceSpec:
-    return V100.model_copy(update={"memory_bytes": memory_bytes})
+def tiny(memory_bytes: float) -> PerfModel:
+    return PerfModel.datasheet(V100.model_copy(update={"memory_bytes": memory_bytes}))
 
 
 def test_nothing_is_larger_than_the_memory() -> None:
@@ -172,18 +177,15 @@ def test_nothing_is_larger_than_the_memory() -> None:
 
 
 def test_a_short_budget_has_no_long_case() -> None:
-    pool = candidates(load_device("p4"), ["gemm", "sort"], ["fp32"], 10.0)
-    assert (
-        pool["expected_s"] * pool["repeats"]
-    ).max() <= measurement_plan.LARGEST_SHARE_OF_BUDGET * 10.0
-    assert (
-        candidates(load_device("p4"), ["gemm", "sort"], ["fp32"], 3600.0)["expected_s"].max() <= 1.0
-    )
+    p4 = PerfModel.datasheet(load_device("p4"))
+    pool = candidates(p4, ["gemm", "sort"], ["fp32"], 10.0)
+    assert (pool["expected_s"] * pool["repeats"]).max() <= LARGEST_SHARE_OF_BUDGET * 10.0
+    assert candidates(p4, ["gemm", "sort"], ["fp32"], 3600.0)["expected_s"].max() <= 1.0
 
 
 def test_sizes_are_of_all_kinds() -> None:
     """Powers of two, multiples of 8, odd ones; over the whole range."""
-    m = candidates(V100, ["gemm"], ["fp32"], 3600.0)["m"].to_numpy(int)
+    m = candidates(BARE, ["gemm"], ["fp32"], 3600.0)["m"].to_numpy(int)
     power = (m & (m - 1)) == 0
     assert 0.25 < power.mean() < 0.55
     assert 0.2 < (m % 2 == 1).mean() < 0.4
@@ -201,64 +203,74 @@ def gemms(n: int, largest: float = 4096, seed: int = 0) -> pd.DataFrame:
     return pd.DataFrame(sizes, columns=["m", "n", "k"]).assign(op="gemm", dtype="fp32")
 
 
+def chosen(
+    rows: pd.DataFrame, cost_s: np.ndarray, budget_s: float, model: PerfModel = BARE
+) -> Choice:
+    """As `plan` chooses among rows of a table."""
+    belief = Belief.about(rows, model)
+    _, kind = np.unique(belief.kind, return_inverse=True)
+    weight = 1.0 / np.bincount(kind)[kind]
+    return choose(belief.covariance(), belief.noise(), cost_s, budget_s, weight, kind)
+
+
 def test_rank_one_updates_are_the_posterior() -> None:
-    """After 100 picks (more than one block) the variances are those of one Gaussian conditioned on
+    """After 100 picks the variances are those of one Gaussian conditioned on
     all picks at once.
     """
     rows = pd.concat(
         [
             gemms(150),
-            timed(candidates(V100, ["copy"], ["fp32"], 60.0)).head(100)[
+            timed(candidates(BARE, ["copy"], ["fp32"], 60.0)).head(100)[
                 ["op", "dtype", "rows", "cols"]
             ],
         ]
     )
     rows = rows.reset_index(drop=True)
-    choice = choose(rows, np.ones(len(rows)), 100.0, V100)
+    choice = chosen(rows, np.ones(len(rows)), 100.0)
     assert len(choice.picks) == len(set(choice.picks)) == 100
-    covariance = measurement_plan.Belief.about(rows, V100, None).covariance()
+    covariance = Belief.about(rows, BARE).covariance()
     among = covariance[np.ix_(choice.picks, choice.picks)] + NOISE_SD**2 * np.eye(100)
     told = np.linalg.solve(among, covariance[choice.picks])
     by_hand = np.diag(covariance) - np.einsum("ij,ij->j", covariance[choice.picks], told)
-    np.testing.assert_allclose(choice.variance_after, by_hand, rtol=1e-6)
-    np.testing.assert_allclose(choice.variance_before, np.diag(covariance))
+    np.testing.assert_allclose(choice.variance, by_hand, rtol=1e-6)
     weight = np.where(rows["op"] == "gemm", 1 / 150, 1 / 100)
-    assert choice.gain.sum() == pytest.approx(1 - weight @ by_hand / (weight @ np.diag(covariance)))
-    assert (choice.gain > 0).all()
+    assert choice.removed.sum() == pytest.approx(weight @ (np.diag(covariance) - by_hand))
+    assert (choice.removed > 0).all()
 
 
 def test_the_first_pick_is_the_best_of_all() -> None:
     """By trying each: the one that removes most variance per second."""
     rows, cost = gemms(60), np.random.default_rng(1).uniform(1, 3, 60)
-    covariance = measurement_plan.Belief.about(rows, V100, None).covariance()
+    covariance = Belief.about(rows, BARE).covariance()
     left = [
         np.trace(covariance - np.outer(k, k) / (k[i] + NOISE_SD**2))
         for i, k in enumerate(covariance)
     ]
     best = np.argmax((np.trace(covariance) - left) / cost)
-    assert choose(rows, cost, 3.0, V100).picks[0] == best
+    assert chosen(rows, cost, 3.0).picks[0] == best
 
 
 def test_what_costs_more_is_measured_less() -> None:
     rows = gemms(60)
     dear = (rows["m"] > rows["m"].median()).to_numpy()
-    even = choose(rows, np.ones(60), 12.0, V100).picks
-    uneven = choose(rows, np.where(dear, 8.0, 1.0), 12.0, V100).picks
+    even = chosen(rows, np.ones(60), 12.0).picks
+    uneven = chosen(rows, np.where(dear, 8.0, 1.0), 12.0).picks
     assert dear[uneven].mean() < dear[even].mean()
     assert np.where(dear, 8.0, 1.0)[uneven].sum() <= 12.0
 
 
 def test_a_models_knobs_are_the_centre() -> None:
     model = dataclasses.replace(machine(), groups={"gemm": report(gemms(20), 0.1)})
-    belief = measurement_plan.Belief.about(gemms(60), V100, model)
-    knobs = belief.vector.knobs(jnp.asarray(belief.centre))
+    belief = Belief.about(gemms(60), model)
+    vector = KnobVector.of(belief.table, V100)
+    knobs = vector.knobs(jnp.asarray(centre(vector, model)))
     at = GROUPS.index("gemm")
     for name in set(GROUP_KNOBS) & set(TRUE["gemm"]):
         assert float(getattr(knobs, name)[at]) == pytest.approx(TRUE["gemm"][name], rel=1e-5)
     np.testing.assert_allclose(knobs.level_speedup, [3.0, 3.0, 1.0, 1.0], rtol=1e-5)
     assert float(knobs.line_s[-1]) == pytest.approx(1e-11, rel=1e-5)
     np.testing.assert_allclose(
-        belief.seconds(), model.predict_ops(gemms(60))["predicted_s"], rtol=1e-3
+        belief.seconds, model.predict_ops(gemms(60))["predicted_s"], rtol=1e-3
     )
 
 
@@ -279,15 +291,15 @@ def test_a_model_sends_measurements_where_it_has_none() -> None:
     )
     small = (rows["m"] * rows["n"] * rows["k"] <= 128**3).to_numpy()
     model = dataclasses.replace(machine(), groups={"gemm": report(rows[small], 0.05)})
-    unknown, known = (choose(rows, np.ones(len(rows)), 20.0, V100, model=m) for m in (None, model))
-    assert small[known.picks].mean() < small[unknown.picks].mean() / 2
-    assert known.variance_before[small].mean() < 0.1 * unknown.variance_before[small].mean()
-    assert known.variance_before[~small].mean() > 5 * known.variance_before[small].mean()
+    unknown, known = (chosen(rows, np.ones(len(rows)), 20.0, m).picks for m in (BARE, model))
+    assert small[known].mean() < small[unknown].mean() / 2
     loose = dataclasses.replace(machine(), groups={"gemm": report(rows[small], 0.6)})
-    assert (
-        choose(rows, np.ones(len(rows)), 20.0, V100, model=loose).variance_before[small].mean()
-        > 0.05
+    before, with_rows, with_loose = (
+        np.diag(Belief.about(rows, m).covariance()) for m in (BARE, model, loose)
     )
+    assert with_rows[small].mean() < 0.1 * before[small].mean()
+    assert with_rows[~small].mean() > 5 * with_rows[small].mean()
+    assert with_loose[small].mean() > 0.05
 
 
 # --- what it is good for --------------------------------------------------------------------------
@@ -295,7 +307,7 @@ def test_a_model_sends_measurements_where_it_has_none() -> None:
 
 def fitted(rows: pd.DataFrame) -> PerfModel:
     """Knobs alone, without the folds of a whole fit: what is compared is the choice of rows."""
-    table = measurement_plan.Belief.about(rows, V100, None).table
+    table = Belief.about(rows, BARE).table
     knobs, _ = fit_knobs(table, rows["time_s"].to_numpy(np.float64), V100)
     return PerfModel(V100, knobs)
 
@@ -305,7 +317,7 @@ def test_a_plan_beats_as_much_measuring_at_random() -> None:
     draws of the same cost.
     """
     made = plan(V100, 19.0, ops=OPS)
-    pool = candidates(V100, OPS, ["fp32"], 19.0)
+    pool = candidates(BARE, OPS, ["fp32"], 19.0)
     cost = CASE_OVERHEAD_S + (pool["repeats"] * pool["expected_s"]).to_numpy()
     rng = np.random.default_rng(0)
     held_out = timed(pool, noise=0.0).sample(800, random_state=0)
@@ -342,12 +354,12 @@ def test_40_chosen_rows_of_a_real_v100_are_as_good_as_40_at_random(data_dir: Pat
     rows = read_table(data_dir / "compute" / "neusight_linear.csv.gz")
     rows = rows[rows["device"] == V100.id].sample(frac=1.0, random_state=0).reset_index(drop=True)
     offered, held_out = rows.iloc[:1000], rows.iloc[1000:]
-    picks = choose(offered, np.ones(len(offered)), 40.0, V100).picks
-    chosen = median_error(fitted(offered.iloc[picks]), held_out)
+    picks = chosen(offered, np.ones(len(offered)), 40.0).picks
+    by_plan = median_error(fitted(offered.iloc[picks]), held_out)
     at_random = [
         median_error(fitted(offered.sample(40, random_state=seed)), held_out) for seed in range(5)
     ]
-    assert chosen <= np.median(at_random), (chosen, at_random)
+    assert by_plan <= np.median(at_random), (by_plan, at_random)
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -430,4 +442,4 @@ def test_rows_that_cannot_be_read_are_named() -> None:
     rows = gemms(5)
     rows.loc[3, "m"] = -1
     with pytest.raises(InputError, match="row 4: gemm: m must be"):
-        choose(rows, np.ones(5), 3.0, V100)
+        chosen(rows, np.ones(5), 3.0)

@@ -1,0 +1,1 @@
+"""Which shapes to measure on a machine, of ops in general or for one workload."""
