@@ -38,9 +38,7 @@ from hybridperf.model.batch import Batch, different
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, canonical, durations
 from hybridperf.model.priced_ops import PricedOps
-from hybridperf.model.stages import Machine, price_batch
-from hybridperf.model.stages.step import NOTHING_S
-from hybridperf.model.stages.who import Who, who
+from hybridperf.model.stages import NOTHING_S, Machine, Who, price_batch, who
 from hybridperf.ops import Call as StartProgram
 from hybridperf.ops import OpCall
 
@@ -145,7 +143,7 @@ def alive_corrections(
         platform: today's numbers, with the knobs of the groups as that table numbers them.
     """
     at, batches = [], []
-    for batch, priced in PricedOps.of(model, calls).batches:
+    for batch, priced in PricedOps.of_calls(model, calls).batches:
         some = np.flatnonzero(priced.seconds() > 0)
         if who(batch, model) not in (Who.GROUP, Who.DATASHEET) and len(some):
             at.append(batch.part.rows[some])

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from hybridperf.learning.prior.form import ROW_ROOFLINE, STEP_S, WAVE_ROOFLINE, 
 from hybridperf.learning.prior.gather_form import GATHER_ROOFLINE
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.rows import NOTHING
+from hybridperf.model.platform import Platform
 from hybridperf.ops import GROUPS, Gpu, Op, columns, columns_of, op_by_name, op_names
 from hybridperf.ops.attention import run_by
 from hybridperf.ops.gemm import Product
@@ -59,12 +59,12 @@ _UNQUANTISED = {"bfloat16": "bf16", "float16": "fp16"}
 _WITHOUT_WAVES = frozenset({"moe"})
 
 
-def family_of(group: str, dtype: str) -> str | None:
-    """The family of an op in a number format; None where no prior knows its group.
+def family_of(group: str, dtype: str) -> str:
+    """The family of an op in a number format; empty where no prior knows its group.
 
     Single precision runs on other units, without launch graphs: its own.
     """
-    family = _FAMILY.get(group)
+    family = _FAMILY.get(group, "")
     return "matmul_fp32" if family == "matmul" and dtype in _SINGLE else family
 
 
@@ -75,12 +75,9 @@ def groups_of(family: str) -> list[str]:
 
 def by_family(part: OpRows) -> Iterator[tuple[str, np.ndarray]]:
     """(family, mask [R]) of the rows of a part; an empty name where no prior knows their group."""
-    named = np.array(
-        [family_of(GROUPS[g], part.op.dtype) or "" for g in np.unique(part.group)], object
-    )
-    of_row = named[np.searchsorted(np.unique(part.group), part.group)]
-    for family in dict.fromkeys(named):
-        yield family, of_row == family
+    named = np.array([family_of(group, part.op.dtype) for group in GROUPS], object)
+    for family in dict.fromkeys(named[np.unique(part.group)]):
+        yield family, named[part.group] == family
 
 
 def gpu_of(device: DeviceSpec) -> Gpu | None:
@@ -117,22 +114,11 @@ def _generation(arch: str) -> tuple[str, str]:
     return words[0], words[-1][:-1]
 
 
-class Rates(Protocol):
-    """Numbers of a machine that may be varied or traced (`model.Platform`)."""
-
-    @property
-    def memory_bytes_per_s(self) -> Array: ...
-    @property
-    def peak_flops_scale(self) -> Array: ...
-    @property
-    def level_bytes(self) -> Array: ...
-
-
 def family_rows(
-    part: OpRows, keep: np.ndarray, device: DeviceSpec, rates: Rates | None = None
+    part: OpRows, keep: np.ndarray, device: DeviceSpec, rates: Platform | None = None
 ) -> FamilyRows:
-    """Rows `keep` (a mask [R]) of a part as the prior sees them, on a machine of other `rates` than
-    its datasheet says.
+    """Rows `keep` (a mask [R]) of a part as the prior sees them; on a machine of other `rates` than
+    its datasheet says, which may be traced.
     """
     gpu = gpu_of(device)
     if gpu is None:

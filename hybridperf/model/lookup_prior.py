@@ -43,7 +43,7 @@ import scipy
 from hybridperf.hardware import LEVELS, MEMORY, Device, DeviceSpec, load_device
 from hybridperf.io.namespace import Array
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.model.families import Rates
+from hybridperf.model.platform import Platform
 from hybridperf.ops import Op
 from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
 
@@ -120,7 +120,7 @@ class LookupPrior:
         return LookupPrior(np.array(mean), np.array(width), ratio)
 
     def log_seconds(
-        self, device: DeviceSpec, op: Op, rates: Rates | None = None, work: Work | None = None,
+        self, device: DeviceSpec, op: Op, rates: Platform | None = None, work: Work | None = None,
         xp: Any = np,
     ) -> tuple[Array, Array]:  # fmt: skip
         """(logs of seconds of lookups, their deviations), as many as the op's columns.
@@ -164,7 +164,7 @@ def is_lookup(op: Op) -> bool:
 
 
 def _log_seconds(
-    device: DeviceSpec, op: Op, theta: np.ndarray, rates: Rates | None = None,
+    device: DeviceSpec, op: Op, theta: np.ndarray, rates: Platform | None = None,
     work: Work | None = None, xp: Any = np,
 ) -> Array:  # fmt: skip
     """Logs of seconds of lookups at logs of knobs."""

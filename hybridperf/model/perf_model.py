@@ -120,6 +120,16 @@ class PerfModel:
         """Whose measurements count: its own, or those of the device that stands for it."""
         return self.stand_in or self
 
+    @property
+    def refers(self) -> bool:
+        """Whether other devices' calibrations say anything of it: the shipped ones are GPUs'."""
+        return self.references is not None and self.device.kind == "gpu"
+
+    @functools.cached_property
+    def alone(self) -> PerfModel:
+        """The machine by its own rows and datasheet."""
+        return dataclasses.replace(self, references=None, stand_in=None)
+
     def on(self, device: DeviceSpec) -> PerfModel:
         """The model of a device that this calibration stands for."""
         if device.id == self.device.id:
@@ -140,7 +150,7 @@ class PerfModel:
 
     def priced(self, calls: Sequence[OpCall]) -> tuple[OpTable, PricedOps]:
         """Ops as arrays for this device, and what the stages of their price say (`stages/`)."""
-        found = PricedOps.of(self, calls)
+        found = PricedOps.of_calls(self, calls)
         return found.table(np.array([call.times for call in calls])), found
 
     @functools.cached_property
@@ -164,7 +174,7 @@ class PerfModel:
         if self.groups:
             return []
         name, why = self.device.id, "no calibration of it is known"
-        if self.references is not None and self.device.kind == "gpu":
+        if self.refers:
             return [f"{name} is priced by its datasheet and what other GPUs reach of theirs: {why}"]
         return [f"{name} is priced by its datasheet: {why}, and real machines are slower"]
 

@@ -64,11 +64,11 @@ class OpTable:
     correction: Array
 
 
-def op_table(part: OpRows) -> OpTable:
-    """Rows of one op as arrays."""
+def op_table(part: OpRows, floors: float = 1.0) -> OpTable:
+    """Rows of one op as arrays, without corrections; `floors`: as `OpTable` has them."""
     n = len(part.rows)
     peak = np.full(n, part.peak_flops_per_s)
-    return OpTable(part.work, peak, part.group, np.ones(n), np.ones(n), np.zeros(n))
+    return OpTable(part.work, peak, part.group, np.ones(n), np.full(n, floors), np.zeros(n))
 
 
 def neutral_knobs() -> RooflineKnobs:

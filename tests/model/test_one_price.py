@@ -19,9 +19,7 @@ from hybridperf.io import InputError
 from hybridperf.model import model_or_datasheet
 from hybridperf.model.batch import batches_of
 from hybridperf.model.price import price
-from hybridperf.model.stages import as_measured, price_batch, sources_of, traced_seconds
-from hybridperf.model.stages.step import Machine
-from hybridperf.model.stages.who import who
+from hybridperf.model.stages import Machine, as_measured, price_batch, traced_seconds, who
 from hybridperf.ops import OpCall, op_by_name
 from hybridperf.ops.table import OpRows, parse_ops
 
@@ -87,7 +85,7 @@ def check_traced(device: str, again: bool) -> int:
         if op_by_name(name)[0].unit == "vector" and dtype != "fp32":
             continue
         batch = as_measured(model, next(iter(batches_of(part))))
-        source = sources_of(price_batch(batch, Machine.of(model)).owner, len(batch))[0]
+        source = price_batch(batch, Machine.of(model)).owner.sources()[0]
         # of one number format each, in the quick run
         way = name, dtype if again else "", who(batch, model), source
         if way in traced_before and not again:

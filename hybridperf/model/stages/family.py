@@ -27,7 +27,6 @@ from hybridperf.model.batch import Batch
 from hybridperf.model.families import family_rows, framework_of, with_defaults, with_slots
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import Machine, Step
-from hybridperf.model.stages.who import Who, family_name, who
 from hybridperf.ops import Op, Quantise
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.rows import KERNEL_S, goes_by_rows
@@ -43,10 +42,7 @@ UNKNOWN_KERNEL_OCTAVES = 1.0
 
 def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
     """The family's form and what was learned of it."""
-    if who(batch, machine.model) is not Who.FAMILY:
-        return []
-    name = family_name(batch)
-    adapted = machine.model.families[name]
+    name, adapted = batch.family, machine.model.families[batch.family]
     rows, assumed = rows_of(batch, adapted, machine)
     told = predicted(adapted, rows, kernel_floors(batch, machine.device))
     known = np.isin(rows.implementation, adapted.knobs.implementations)
@@ -60,22 +56,18 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
         words = "; ".join(filter(None, (what, never)))
         one = Source(code, name, rows=adapted.rows, assumed=words, unknown_kernel=bool(never))
         source[here] = [one] * int(here.sum())
-    form = told.closed_log_s - log_s
-    learned = told.log_s - told.closed_log_s
     return [
-        Step("form", form, source, variance, variance, outside),
-        Step("learned", learned, source),
+        Step("form", told.closed_log_s - log_s, source, variance, variance, outside),
+        Step("learned", told.log_s - told.closed_log_s, source),
         *_apart(batch, machine, told.log_s, xp, source),
     ]
 
 
 def tiles_log_factor(batch: Batch, machine: Machine) -> np.ndarray | None:
-    """What waves of thread blocks and serial steps make of the form's seconds, in logs [R]; None
-    where the family's form has none.
+    """What waves of thread blocks and serial steps make of a family's form, in logs [R]; None where
+    it has none.
     """
-    if who(batch, machine.model) is not Who.FAMILY:
-        return None
-    adapted = machine.model.families[family_name(batch)]
+    adapted = machine.model.families[batch.family]
     rows, _ = rows_of(batch, adapted, machine)
     if rows.own_work is not None:
         return None
@@ -89,19 +81,19 @@ def rows_of(batch: Batch, adapted: Adapted, machine: Machine) -> tuple[FamilyRow
     that was met; what was assumed of each [R]).
     """
     slots = adapted.prior.population.implementations
-    part, every = batch.part, np.ones(len(batch), bool)
-    if batch.framework and goes_by_rows(batch.op):  # by a library's plan, measured or not
-        library = np.full(len(batch), batch.framework, object)
-        part = dataclasses.replace(part, labels={"framework": library})
-    elif batch.framework:
+    named: list[dict[str, str]] = [{"framework": batch.framework}] if batch.framework else [{}]
+    # by a library's plan, measured or not; else by the first kernel that was
+    if batch.framework and not goes_by_rows(batch.op):
         usual = _usual_kernel(machine.device.arch, batch)
-        for words in filter(None, (usual, {"framework": batch.framework})):
-            labels = {key: np.full(len(batch), word, object) for key, word in words.items()}
-            run = dataclasses.replace(part, labels=labels)
-            rows = family_rows(run, every, machine.device, machine.numbers)
-            if np.isin(with_defaults(rows, slots)[0].implementation, slots).all():
-                return with_defaults(rows, slots)
-    return with_defaults(family_rows(part, every, machine.device, machine.numbers), slots)
+        named = [*filter(None, (usual, *named)), {}]
+    for words in named:
+        labels = {key: np.full(len(batch), word, object) for key, word in words.items()}
+        part = dataclasses.replace(batch.part, labels=batch.part.labels | labels)
+        rows = family_rows(part, np.ones(len(batch), bool), machine.device, machine.numbers)
+        rows, assumed = with_defaults(rows, slots)
+        if np.isin(rows.implementation, slots).all():
+            break
+    return rows, assumed
 
 
 def predicted(adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = None) -> Predicted:
@@ -112,19 +104,16 @@ def predicted(adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = Non
     without a bias by what they take elsewhere.
     """
     found, known = adapted.predict(rows, alone), adapted.prior.population.implementations
-    slots = rows.implementation.copy()
-    for slot in dict.fromkeys(slots):
-        if (twin := _with_bias(slot)) in known:
-            slots[slots == slot] = twin
+    twins = {slot: _with_bias(slot) for slot in dict.fromkeys(rows.implementation)}
+    named = [twins[slot] if twins[slot] in known else slot for slot in rows.implementation]
+    slots = np.array(named, object)
     bare = slots != rows.implementation
     if not bare.any():
         return found
-    biased = with_slots(rows, slots)
-    values, names = biased.inputs.values.copy(), biased.inputs.names
-    values = put(values, (bare, names.index("bias")), 1.0)
-    biased = dataclasses.replace(biased, inputs=Inputs(names, values))
-    module = array_module(found.log_s)
-    most = adapted.predict(biased).log_s
+    biased, module = with_slots(rows, slots), array_module(found.log_s)
+    names = biased.inputs.names
+    values = put(biased.inputs.values.copy(), (bare, names.index("bias")), 1.0)
+    most = adapted.predict(dataclasses.replace(biased, inputs=Inputs(names, values))).log_s
     less = module.where(bare, module.minimum(most - found.log_s, 0.0), 0.0)
     shifted = {name: getattr(found, name) + less for name in ("log_s", "low_log_s", "high_log_s")}
     return dataclasses.replace(found, **shifted)
@@ -178,7 +167,7 @@ def _apart(
     making their input narrow. Others take longer than their launch and stay as they are.
     """
     op: Any = batch.op
-    device, family = machine.device, family_name(batch)
+    device, family = machine.device, batch.family
     if not batch.issued_apart:
         return []
     if family == ELEMENTWISE and hasattr(op, "rows") and device.kind == "gpu":
@@ -202,7 +191,7 @@ def kernel_floors(batch: Batch, device: DeviceSpec) -> np.ndarray | None:
     """[R] what ops take at least without the launch that tables of single ops include, of norms and
     softmax issued apart; None of others.
     """
-    if not batch.issued_apart or family_name(batch) not in BY_ROWS or device.kind != "gpu":
+    if not batch.issued_apart or batch.family not in BY_ROWS or device.kind != "gpu":
         return None
     return np.full(len(batch), KERNEL_S)
 
