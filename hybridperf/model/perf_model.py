@@ -197,9 +197,9 @@ class PerfModel:
         With a host, `host.json` too, and with fitted step effects `steps.json`; without them such
         files in the folder stay, as collectives do.
         """
-        document = self._document()
+        document = to_document(self)
         with replacing_in(folder) as new:
-            write_arrays(new / WEIGHTS_FILE, weights_of(self.groups, self.families))
+            write_arrays(new / WEIGHTS_FILE, weights_of(self))
             write_json(new / "model.json", "model", MODEL_SCHEMA_VERSION, document)
             if self.host is not None:
                 self.host.save(new)
@@ -210,7 +210,7 @@ class PerfModel:
         """Short hash of knobs and weights, of the host where there is one, and of whether other
         GPUs' calibrations stand in where none was measured.
         """
-        document = self._document()
+        document = to_document(self)
         keys = ("device", "groups", "families", "levels", "weights_sha256")
         parts = [document[key] for key in keys]
         if self.references is not None and not (self.groups or self.families):
@@ -221,8 +221,3 @@ class PerfModel:
             groups = self.steps.groups.items()
             parts.append({name: one.theta.tolist() for name, one in groups})
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-
-    def _document(self) -> dict[str, Any]:
-        return to_document(
-            self.device, self.knobs, self.groups, self.families, self.drift, self.provenance
-        )

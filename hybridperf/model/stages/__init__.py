@@ -15,12 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from hybridperf.io.namespace import Array
-from hybridperf.model.batch import Batch, traced
-from hybridperf.model.platform import Platform
+from hybridperf.model.batch import Batch
 from hybridperf.model.stages.borrowed import by_others, by_stand_in
 from hybridperf.model.stages.closed import (
     OWN,
@@ -32,8 +29,6 @@ from hybridperf.model.stages.closed import (
 from hybridperf.model.stages.kernel import by_attention_kernel, by_operands
 from hybridperf.model.stages.step import NOTHING_S, Machine, Priced, Stage, Step
 from hybridperf.model.stages.who import Who, as_measured, who
-from hybridperf.ops import GROUPS, Op
-from hybridperf.ops.table import OpRows
 
 SAYS: Mapping[Who, Stage] = {
     **OWN, Who.FUSED: by_bandwidth, Who.STAND_IN: by_stand_in, Who.BORROWED: by_others,
@@ -52,17 +47,7 @@ def price_batch(batch: Batch, machine: Machine, xp: Any = np) -> Priced:
     return priced
 
 
-def traced_seconds(part: OpRows, op: Op, model: Any, numbers: Platform) -> Array:
-    """Seconds of one op [] whose sizes may be traced, on a machine whose numbers may be."""
-    machine = Machine(model, numbers)
-    known = [as_measured(model, batch) for batch in traced(part, op)]
-    found, *others = (price_batch(batch, machine, jnp).seconds(jnp)[0] for batch in known)
-    for batch, other in zip(known[1:], others, strict=True):
-        found = jnp.where(op.group_index() == GROUPS.index(batch.group), other, found)
-    return found
-
-
 __all__ = [
     "CHANGES", "NOTHING_S", "SAYS", "Machine", "Priced", "Step", "Who", "as_measured",
-    "floors", "price_batch", "traced_seconds", "who",
+    "floors", "price_batch", "who",
 ]  # fmt: skip
