@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from hybridperf.io.later import pd
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.model.batch import Batch, stacked
+from hybridperf.model.batch import Batch
 from hybridperf.model.sources import said_by
-from hybridperf.model.stages import Machine, Priced, Who, as_measured, price_batch, who
+from hybridperf.model.stages import Machine, Priced, Who, who
 from hybridperf.model.stages.family import tiles_log_factor
-from hybridperf.ops import OpCall
 
 _NOTHING = 5e-4  # of a factor: not worth a word
 
@@ -58,18 +56,6 @@ class Waterfall:
             "stage": names, "factor": factors, "seconds": self.roofline_s * np.cumprod(factors),
             "source": sources,
         })  # fmt: skip
-
-
-def explain(model: Any, call: OpCall) -> Waterfall:
-    """The price of an op on a machine (`PerfModel`), stage by stage.
-
-    Raises:
-        InputError: for a dtype without a peak on the device.
-    """
-    machine = Machine.of(model)
-    (given,) = stacked([call], model.device)
-    batch = as_measured(model, given)
-    return waterfalls(batch, price_batch(batch, machine), machine)[0]
 
 
 def waterfalls(batch: Batch, priced: Priced, machine: Machine) -> list[Waterfall]:

@@ -24,7 +24,7 @@ from hybridperf.io.later import pd
 from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted, Group
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
-from hybridperf.model.explain import Waterfall, explain
+from hybridperf.model.explain import Waterfall, waterfalls
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, seconds
 from hybridperf.model.priced_ops import PricedOps, predict_ops
@@ -179,8 +179,9 @@ class PerfModel:
         return [f"{name} is priced by its datasheet: {why}, and real machines are slower"]
 
     def explain(self, call: OpCall) -> Waterfall:
-        """The price of an op, stage by stage."""
-        return explain(self, call)
+        """The price of an op, stage by stage; `InputError` for a dtype without a peak here."""
+        priced = self.priced([call])[1]
+        return waterfalls(*priced.batches[0], priced.machine)[0]
 
     def predict_ops(self, frame: pd.DataFrame, explain: bool = False) -> pd.DataFrame:
         """The rows of a table of ops with `predicted_s, low_s, high_s, roofline_s, in_range, note`.
