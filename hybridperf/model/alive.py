@@ -115,13 +115,12 @@ class AliveCorrections:
         times = xp.exp(logs)
         of_levels = xp.where(np.arange(len(LEVELS)) == _L2, times[2], 1.0)
         scales = dict(zip(MACHINE, (times[0], times[1], of_levels), strict=True))
-        fields = {name: getattr(self.today, name) * scales[name] for name in MACHINE}
+        fields = {name: getattr(self.today, name) * scale for name, scale in scales.items()}
         return self._over_closed(ops, dataclasses.replace(self.today, **fields), xp)
 
     def _over_closed(self, ops: OpTable, platform: Platform, xp: ModuleType) -> Array:
         """A(m) - log t0(k0, m) [n]."""
         mine = jax.tree.map(lambda leaf: xp.asarray(leaf)[self.at], ops)
-        once = dict.fromkeys(("correction", "times"))
         once = {"correction": xp.zeros_like(mine.correction), "times": xp.ones_like(mine.times)}
         closed_s = durations(dataclasses.replace(mine, **once), platform, xp)
         return self.anchors.log_s(platform, xp) - xp.log(xp.maximum(closed_s, NOTHING_S))

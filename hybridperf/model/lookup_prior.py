@@ -169,9 +169,8 @@ def _log_seconds(
 ) -> Array:  # fmt: skip
     """Logs of seconds of lookups at logs of knobs."""
     share, l2, held, factor, update = np.exp(theta)
-    rate, scale, levels = device.memory_bytes_per_s, 1.0, device.level_bytes()
-    if rates is not None:
-        rate, scale, levels = rates.memory_bytes_per_s, rates.peak_flops_scale, rates.level_bytes
+    rates = rates or Platform.of(device, RooflineKnobs.neutral())
+    rate = rates.memory_bytes_per_s
     clocks = (device.clock_hz or 0.0) * (device.multiprocessors or 0)
     faster = xp.maximum(l2 * (clocks or rate) / (share * rate), 1.0)
     places = np.arange(len(LEVELS))
@@ -180,7 +179,8 @@ def _log_seconds(
         level_speedup=xp.where(places < MEMORY, faster, 1.0),
         level_capacity=np.where(places == _L2, held, 1.0),
     )  # fmt: skip
-    on = Device(device.peak(op.dtype, op.unit) * scale, rate, levels)
+    peak = device.peak(op.dtype, op.unit) * rates.peak_flops_scale
+    on = Device(peak, rate, rates.level_bytes)
     once = factor * (update if op.group == _UPDATES else 1.0)
     return xp.log(once * op_seconds(op.work() if work is None else work, on, knobs, xp))
 

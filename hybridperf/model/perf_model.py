@@ -92,28 +92,15 @@ class PerfModel:
     @functools.cached_property
     def numbers(self) -> Platform:
         """The device's numbers: all that ops depend on."""
-        return Platform(
-            memory_bytes_per_s=np.float64(self.device.memory_bytes_per_s),
-            peak_flops_scale=np.float64(1.0), level_bytes=self.device.level_bytes(),
-            knobs=self.knobs,
-        )  # fmt: skip
+        return Platform.of(self.device, self.knobs)
 
     def adapted(self, framework: str = "") -> Adapted:
         """What is known of a framework's step effects on this device."""
-        steps, group = self._steps_of(framework)
-        return steps.of(group)[0]
+        return (self.steps or Adaptation({})).of(Group.of(framework, self.device.arch))[0]
 
     def steps_note(self, framework: str) -> str:
         """Whose measured steps a framework's effects come from; "" where from its own."""
-        steps, group = self._steps_of(framework)
-        return steps.note_of(group)
-
-    def _steps_of(self, framework: str) -> tuple[Adaptation, Group]:
-        return self.steps or Adaptation({}), Group.of(framework, self.device.arch)
-
-    def with_steps(self, steps: Adaptation) -> PerfModel:
-        """The same machine with step effects that were fitted to measured training steps."""
-        return dataclasses.replace(self, steps=steps)
+        return (self.steps or Adaptation({})).note_of(Group.of(framework, self.device.arch))
 
     @property
     def measured(self) -> PerfModel:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.collectives.traffic import Links
-from hybridperf.hardware import Device
+from hybridperf.hardware import Device, DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.ops import GROUPS
@@ -46,6 +46,12 @@ class Platform:
     # of the system that the device stands in; None: no collectives are known
     links: Links | None = None
     effects: Array = None  # [K] what a training step adds, in the order of `step_effects.NAMES`
+
+    @staticmethod
+    def of(device: DeviceSpec, knobs: RooflineKnobs) -> Platform:
+        """The numbers of a device's datasheet, float64."""
+        rate, scale = np.float64(device.memory_bytes_per_s), np.float64(1.0)
+        return Platform(rate, scale, device.level_bytes(), knobs)
 
 
 @jax.tree_util.register_dataclass

@@ -28,7 +28,7 @@ from threadpoolctl import threadpool_limits
 from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec
 from hybridperf.io.namespace import Array
 from hybridperf.learning.robust import huber_data_only
-from hybridperf.model import (
+from hybridperf.model.platform import (
     GROUP_KNOBS,
     LEVEL_KNOBS,
     OpTable,

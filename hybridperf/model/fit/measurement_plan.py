@@ -43,11 +43,12 @@ from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.inputs import inputs_of
-from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, canonical, op_table
+from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, canonical
 from hybridperf.model.families import by_family
 from hybridperf.model.fit.device import fit
 from hybridperf.model.fit.knobs import KnobVector, padded_rows
 from hybridperf.model.fit.rows import parse_measured
+from hybridperf.model.platform import op_table
 from hybridperf.ops import GROUPS, Op, convolution, gemm, loops, movement, op_by_name, op_names
 
 DEFAULT_OPS = (
@@ -258,7 +259,7 @@ class Belief:
             for group, report in (model.groups if model else {}).items():
                 here = part.group == GROUPS.index(group)
                 inputs = inputs_of(part.op, part.work, len(part.rows))
-                inside = here & (report.outside(inputs) == 0) & report.measured_dtype(part.op)
+                inside = here & (report.box.outside(inputs) == 0) & report.measured_dtype(part.op)
                 known[part.rows[inside]] = report.rows
                 if report.half_width is not None:
                     error = math.log1p(report.half_width) / NINE_OF_TEN

@@ -109,17 +109,19 @@ def by_stand_in(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequen
 
 def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
     """What other devices' calibrations say of ops that were not measured here."""
-    models, device = machine.model.references(), machine.device
-    found, matrix = reference_device(device, batch, models), batch.op.unit == "matrix"
-    if is_lookup(batch.op):
+    models, device, op = machine.model.references(), machine.device, batch.op
+    found, matrix = reference_device(device, batch, models), op.unit == "matrix"
+    by_rows = batch.family and goes_by_rows(op) and RowMachine.of(device) is not None
+    shared: Array = ATTENTION_WIDTH if batch.group in _LONG_ATTENTION else PRODUCTS_WIDTH
+    if is_lookup(op):
         seconds, source, spread = _lookups(batch, machine, found, xp)
         shared = spread
-    elif _has_own_form(batch, device):
+    elif gpu_of(device) is not None and (gathered(op) is not None or by_rows):
         seconds, source, spread = _own_form(batch, machine, found)
-        shared = width_of(batch) if source.what == "gathers" else spread
+        shared = shared if source.what == "gathers" else spread
     else:
         seconds, source = _share(batch, machine, found, models, log_s, xp)
-        spread, shared = ROW_WIDTH if matrix else LOOPS_ROW_WIDTH, width_of(batch)
+        spread = ROW_WIDTH if matrix else LOOPS_ROW_WIDTH
         if source.code in (Code.DATASHEET, Code.BELIEF) and not matrix:
             spread = shared = np.nan
     stand_in = machine.model.stand_in
@@ -127,7 +129,7 @@ def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
     report = measured.model.groups.get(batch.group)
     if report is not None:
         source = dataclasses.replace(source, only=report.dtypes)
-        if DTYPE_BYTES[batch.op.dtype] <= DTYPE_BYTES["fp16"]:
+        if DTYPE_BYTES[op.dtype] <= DTYPE_BYTES["fp16"]:
             least = priced_alone(batch.on(measured.device), measured)
             seconds = xp.maximum(seconds, least.seconds(batch.xp))
     factor = xp.log(xp.maximum(seconds, NOTHING_S)) - log_s
@@ -153,13 +155,6 @@ def reference_device(device: DeviceSpec, batch: Batch, models: Sequence[Any]) ->
         return round(peak, 2), bandwidth
 
     return having[min(near, key=apart)][0] if near else None
-
-
-def width_of(batch: Batch) -> float:
-    """Deviation of the log of the share of the roofline that a reference device stands for."""
-    if is_lookup(batch.op):
-        return LOOKUPS_WIDTH
-    return ATTENTION_WIDTH if batch.group in _LONG_ATTENTION else PRODUCTS_WIDTH
 
 
 def slowed(device: DeviceSpec, of: DeviceSpec) -> float:
@@ -239,14 +234,6 @@ def _own_form(batch: Batch, machine: Machine, found: Any | None) -> tuple[Array,
     device = "" if found is None else found.device.id
     seconds = array_module(log_s).exp(log_s)
     return seconds, Source(Code.FORM, what, device), GATHERS_WIDTH if what == "gathers" else spread
-
-
-def _has_own_form(batch: Batch, device: DeviceSpec) -> bool:
-    """Whether a closed form of its own prices an op on a device."""
-    if gpu_of(device) is None:
-        return False
-    by_rows = bool(batch.family) and goes_by_rows(batch.op)
-    return gathered(batch.op) is not None or (by_rows and RowMachine.of(device) is not None)
 
 
 def _wider(batch: Batch, device: DeviceSpec) -> Batch | None:

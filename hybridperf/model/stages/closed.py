@@ -74,7 +74,7 @@ def by_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[
         return [Step("knobs", knobs, source, np.nan, np.nan, far)]
     inputs = inputs_of(batch.op, batch.work, len(batch))
     if is_measured(machine.model, batch):
-        outside = report.outside(inputs)
+        outside = report.box.outside(inputs)
         variance = report.deviation(outside) ** 2
         source = Source(Code.OWN_ROWS, batch.group, rows=report.rows)
         step = Step("knobs", knobs, source, variance, variance, outside)

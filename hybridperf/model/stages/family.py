@@ -27,7 +27,7 @@ from hybridperf.model.batch import Batch
 from hybridperf.model.families import family_rows, framework_of, with_defaults, with_slots
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import Machine, Step
-from hybridperf.ops import Op, Quantise
+from hybridperf.ops import Quantise
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.rows import KERNEL_S, goes_by_rows
 
@@ -176,8 +176,10 @@ def _apart(
         element_s = _family_s(long, family, machine) / LONG_LOOP
         apart = xp.log(KERNEL_S + element_s * batch.size("rows") * batch.size("cols"))
         return [Step("apart", xp.minimum(apart - log_s, 0.0), source)]
-    if family == PRODUCTS and _narrows(op) and QUANTISE in machine.model.families:
-        made = batch.of(Quantise(op.dtype, op.m, op.k, quant=op.quant), device)
+    quant = getattr(op, "quant", "") if op.group == "gemm" else ""
+    narrows = bool(quant) and SCHEMES[quant].narrow_bytes > 0
+    if family == PRODUCTS and narrows and QUANTISE in machine.model.families:
+        made = batch.of(Quantise(op.dtype, op.m, op.k, quant=quant), device)
         wide = batch.of(dataclasses.replace(op, quant=""), device)
         whole_s = xp.exp(log_s)
         left_s = whole_s - _family_s(made, QUANTISE, machine)
@@ -202,8 +204,3 @@ def _family_s(batch: Batch, family: str, machine: Machine) -> Array:
     rows, _ = rows_of(dataclasses.replace(batch, framework=""), adapted, machine)
     log_s = adapted.predict(rows).log_s
     return array_module(log_s).exp(log_s)
-
-
-def _narrows(op: Op) -> bool:
-    quant = getattr(op, "quant", "") if op.group == "gemm" else ""
-    return bool(quant) and SCHEMES[quant].narrow_bytes > 0
