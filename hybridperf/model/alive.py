@@ -39,7 +39,6 @@ from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, canonical, durations
 from hybridperf.model.priced_ops import PricedOps
 from hybridperf.model.stages import NOTHING_S, Machine, Who, price_batch, who
-from hybridperf.ops import Call as StartProgram
 from hybridperf.ops import OpCall
 
 MACHINE = ("peak_flops_scale", "memory_bytes_per_s", "level_bytes")
@@ -124,11 +123,6 @@ class AliveCorrections:
         once = {"correction": xp.zeros_like(mine.correction), "times": xp.ones_like(mine.times)}
         closed_s = durations(dataclasses.replace(mine, **once), platform, xp)
         return self.anchors.log_s(platform, xp) - xp.log(xp.maximum(closed_s, NOTHING_S))
-
-
-def no_op() -> OpCall:
-    """What stands in the table of a step without ops."""
-    return OpCall(StartProgram("fp32", 0.0))
 
 
 def alive_corrections(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.ops import GROUPS, OpCall, columns
+from hybridperf.ops import Call as StartProgram
 
 GIVEN, CHAIN = "given", "chain"
 
@@ -110,6 +111,11 @@ class InStep:
 
 
 BLOCK_LOGS = ("", "layer", "host", "outer")  # no correction, or which of `Adapted.logs`
+
+
+def no_op() -> OpCall:
+    """What stands in the table of a step without ops."""
+    return OpCall(StartProgram("fp32", 0.0))
 
 
 def kind_of(call: Call) -> int:

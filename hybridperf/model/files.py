@@ -9,25 +9,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hybridperf import hardware
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import load_collectives
-from hybridperf.hardware import (
-    HOST_FILE,
-    DeviceSpec,
-    device_id,
-    load_device,
-    load_host,
-    names_people_use,
-)
 from hybridperf.io import InputError, installed_hardware, read_json, settled, unknown
 from hybridperf.io.process import check_not_forked
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
-from hybridperf.model.document import (
-    MODEL_SCHEMA_VERSION,
-    UNCHECKED,
-    WEIGHTS_FILE,
-    from_document,
-)
+from hybridperf.model.document import MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE, from_document
 from hybridperf.model.perf_model import PerfModel
 
 
@@ -44,7 +32,7 @@ def load_model(name: str | Path) -> PerfModel:
     check_not_forked()
     folder = Path(name)
     if str(name) == "here" and not os.path.exists(folder):
-        return PerfModel.datasheet(load_device("here"))
+        return PerfModel.datasheet(hardware.load_device("here"))
     if not os.path.exists(folder) and (found := _shipped(str(name))) is not None:
         folder = found
     with settled(folder if os.path.isdir(folder) else folder.parent):
@@ -58,19 +46,20 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
     if os.path.isdir(folder) and not os.path.exists(folder / "model.json"):
         raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
     if not os.path.exists(folder):
-        if device := device_id(str(name)):
+        if device := hardware.device_id(str(name)):
             raise InputError(
                 f"no calibration of {device} is shipped; `hybridperf fit ROWS --device {device}"
                 " --folder FOLDER` makes one, without ROWS of what its datasheet says and other"
                 " GPUs showed"
             )
-        known = [*shipped_models(), *names_people_use("devices")]
+        known = [*shipped_models(), *hardware.names_people_use("devices")]
         raise unknown(
             "model", str(name), known,
             "give a model folder, a shipped calibration's name or a device of `hybridperf devices`",
         )  # fmt: skip
     path = folder if os.path.isfile(folder) else folder / "model.json"
-    host = load_host(path.parent) if os.path.exists(path.parent / HOST_FILE) else None
+    has_host = os.path.exists(path.parent / hardware.HOST_FILE)
+    host = hardware.load_host(path.parent) if has_host else None
     document = read_json(path, "model", MODEL_SCHEMA_VERSION, UNCHECKED)
     if document["schema_version"] < UNCHECKED:
         raise InputError(
@@ -94,7 +83,7 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
     measured GPUs say (`unmeasured_device`).
     """
     if str(name).endswith(".toml"):
-        return unmeasured_device(load_device(name))
+        return unmeasured_device(hardware.load_device(name))
     check_folder(name)
     try:
         return load_model(name)
@@ -102,12 +91,12 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
         if os.path.exists(name):
             raise
         try:
-            return unmeasured_device(load_device(name))
+            return unmeasured_device(hardware.load_device(name))
         except InputError:
             raise no_model from None
 
 
-def unmeasured_device(device: DeviceSpec) -> PerfModel:
+def unmeasured_device(device: hardware.DeviceSpec) -> PerfModel:
     """A device that nobody measured: its datasheet, and the share of it that other GPUs reach
     (`stages/borrowed.py`); of a CPU, of which they tell nothing, the roofline.
     """
@@ -154,5 +143,5 @@ def shipped() -> tuple[PerfModel, ...]:
 def _shipped(name: str) -> Path | None:
     """The folder of the shipped calibration of a device by any of its names."""
     root, known = installed_hardware(), shipped_models()
-    found = next((one for one in (name, device_id(name)) if one in known), None)
+    found = next((one for one in (name, hardware.device_id(name)) if one in known), None)
     return root / found if root and found else None

@@ -59,12 +59,13 @@ class PricedOps:
         """The ops as arrays: their work, and what the stages say as a correction to the closed form
         at the machine's own knobs. `times` [U]: executions in a row.
         """
-        of_work = {
-            field.name: self.column(lambda batch, _, name=field.name: getattr(batch.work, name))
-            for field in dataclasses.fields(Work)
-        }
+
+        def count(name: str) -> np.ndarray:
+            return self.column(lambda batch, _: getattr(batch.work, name))
+
         out = OpTable(
-            Work(**of_work), self.column(lambda batch, _: batch.part.peak_flops_per_s),
+            Work(*(count(field.name) for field in dataclasses.fields(Work))),
+            self.column(lambda batch, _: batch.part.peak_flops_per_s),
             self.column(lambda batch, _: batch.part.group).astype(np.int32), np.ones(self.count),
             self.column(lambda batch, _: floors(batch, self.machine)), np.zeros(self.count),
         )  # fmt: skip
@@ -154,13 +155,13 @@ def predict_ops(model: Any, frame: pd.DataFrame, explain: bool = False) -> pd.Da
 
     reuse_bytes = priced.column(lambda batch, _: batch.work.reuse_bytes, np.inf)
     said = (
-        parsed.problem, priced.column(lambda *one: _notes(*one, model), ""),
+        parsed.problem, priced.column(lambda batch, one: _notes(batch, one, model), ""),
         below_roofline(model.device, time_s, roofline_s, reuse_bytes), priced.column(wide, ""),
     )  # fmt: skip
     told = {}
     if explain:
         told["explained"] = priced.column(
-            lambda *one: [str(each) for each in waterfalls(*one, priced.machine)], ""
+            lambda batch, one: [*map(str, waterfalls(batch, one, priced.machine))], ""
         )
     return frame.assign(
         predicted_s=time_s, low_s=low_s, high_s=high_s, roofline_s=roofline_s,

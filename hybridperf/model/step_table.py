@@ -30,6 +30,7 @@ from hybridperf.model.calls import (
     Exposed,
     GivenSeconds,
     InStep,
+    no_op,
     only,
 )
 from hybridperf.model.perf_model import PerfModel
@@ -38,7 +39,6 @@ from hybridperf.model.priced_ops import PricedOps
 from hybridperf.model.stages.borrowed import slowed
 from hybridperf.model.step_effects import ROLE_NAMES, SUSTAINED, in_step_s, sustained_s
 from hybridperf.ops import GROUPS, OpCall
-from hybridperf.ops import Call as StartProgram
 
 
 @jax.tree_util.register_dataclass
@@ -94,7 +94,7 @@ def priced_rows(
     if not collectives and not given and not composed and in_step is None:
         table, own = model.priced(op_calls)
         return StepTable(table, power_s=_power_s(model, table)), KnownRows(own, None)
-    table, own = model.priced(op_calls or [OpCall(StartProgram("fp32", 0.0))])
+    table, own = model.priced(op_calls or [no_op()])
     count = max(len(ops), 1)
     place = {at: i for i, at in enumerate(ops)}
     place |= {at: count + i for i, at in enumerate((*collectives, *given))}

@@ -88,7 +88,7 @@ def rows_of(batch: Batch, adapted: Adapted, machine: Machine) -> tuple[FamilyRow
         named = [*filter(None, (usual, *named)), {}]
     for words in named:
         labels = {key: np.full(len(batch), word, object) for key, word in words.items()}
-        part = dataclasses.replace(batch.part, labels=batch.part.labels | labels)
+        part = dataclasses.replace(batch.part, labels={**batch.part.labels, **labels})
         rows = family_rows(part, np.ones(len(batch), bool), machine.device, machine.numbers)
         rows, assumed = with_defaults(rows, slots)
         if np.isin(rows.implementation, slots).all():
