@@ -81,7 +81,7 @@ def show(
     other: Annotated[str, Argument()] = "",
 ) -> None:
     """What is known of a device, system, Transformer, model or `ops`; how two models differ."""
-    from hybridperf.model import check_folder
+    from hybridperf.model.files import check_folder
     from hybridperf.report.known import difference, group_facts, known
 
     for one in filter(None, (name, other)):

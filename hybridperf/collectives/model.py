@@ -298,7 +298,8 @@ class CollectiveModel:
                 traffic.pair_traffic(pairs[at], len(pairs[at]) // int(table.nodes[at]))
                 for at in rows
             ]
-            part = kinds.table.rows(kind[rows]).carrying(*np.transpose(sent), self.links())
+            inside, across, talking = np.transpose(sent)
+            part = kinds.table.rows(kind[rows]).carrying(inside, across, talking, self.links())
             table = table.with_rows(rows, part.held())
         return table, kinds.near(kind, bytes_)
 

@@ -36,7 +36,7 @@ from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array, array_module, fresh_views
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel, Platform
 from hybridperf.model.alive import MACHINE
-from hybridperf.model.calls import KINDS, kind_of
+from hybridperf.model.calls import kind_of, row_kinds
 from hybridperf.model.step_effects import NAMES
 from hybridperf.model.step_table import StepTable, split
 from hybridperf.ops import GROUPS
@@ -119,7 +119,7 @@ class BatchPredictor:
         self._rows, self._fixed = step.in_precision()
         self._outputs: OutputPlan | None = None
         if outputs is not None:
-            groups = [KINDS[kind_of(call)] for call in workload.calls]
+            groups = [row_kinds()[kind_of(call)] for call in workload.calls]
             self._outputs = outputs_of(step.lowered, groups, outputs)
         plain = outputs is None and not interval
         program = (folded(step.lowered) if plain else None) or contracted(step.lowered.program)
@@ -287,7 +287,7 @@ def _refuse(
 
 def _named(workload: Workload, row: int) -> str:
     """In words, a row and the node that uses it first."""
-    return f"{KINDS[kind_of(workload.calls[row])]} ({workload.graph.user_of(row + 1)})"
+    return f"{row_kinds()[kind_of(workload.calls[row])]} ({workload.graph.user_of(row + 1)})"
 
 
 def knob_names() -> list[str]:

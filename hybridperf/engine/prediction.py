@@ -34,7 +34,7 @@ from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.model.calls import KINDS, call_columns, kind_of
+from hybridperf.model.calls import call_columns, kind_of, row_kinds
 from hybridperf.model.group_report import WIDE, GroupReport, below_roofline, narrowed_by
 from hybridperf.model.price import Prices, price
 from hybridperf.model.sources import how
@@ -62,7 +62,7 @@ class Prediction:
     roofline_s: float  # the same step by the datasheet alone
     op_s: np.ndarray  # [U] seconds of each call
     op_roofline_s: np.ndarray  # [U] seconds by the datasheet alone
-    # int [U] index into KINDS: groups of ops, then collectives by name, then given seconds
+    # int [U] index into `row_kinds()`: groups of ops, then collectives by name, then given seconds
     op_group: np.ndarray
     op_in_range: np.ndarray  # bool [U] whether the call lies inside what was measured
     timeline: Timeline  # start and end seconds of each node [N]
@@ -92,7 +92,8 @@ class Prediction:
         row = np.flatnonzero(times)
         times = times[row]
         frame = pd.DataFrame({
-            "group": [KINDS[g] for g in self.op_group[row]], "seconds": times * self.op_s[row],
+            "group": [row_kinds()[g] for g in self.op_group[row]],
+            "seconds": times * self.op_s[row],
             "times": times, "roofline_s": times * self.op_roofline_s[row],
             "in_range": self.op_in_range[row],
         })  # fmt: skip
@@ -113,7 +114,7 @@ class Prediction:
         if not isinstance(asked, OpCall):
             raise InputError(
                 f"expected the place of an op among the calls, got {call}, which is"
-                f" {KINDS[self.op_group[call]]}; `explain` tells of ops"
+                f" {row_kinds()[self.op_group[call]]}; `explain` tells of ops"
             )
         return str(self.model.explain(asked))
 
@@ -129,7 +130,7 @@ class Prediction:
         frame = pd.DataFrame({
             "label": graph.labels,
             **(where if len(graph.stream_names) > 1 or graph.rank.any() else {}),
-            "group": [KINDS[self.op_group[r]] if r >= 0 else _WAIT for r in row],
+            "group": [row_kinds()[self.op_group[r]] if r >= 0 else _WAIT for r in row],
             "start_s": self.timeline.start_s, "seconds": np.where(row >= 0, self.op_s[row], 0.0),
             "roofline_s": np.where(row >= 0, self.op_roofline_s[row], 0.0),
             "critical": self.on_critical_path,
@@ -202,7 +203,7 @@ def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
     if times_wide > WIDE:
         notes.append(_wide(workload, run_s, prices, times_wide))
     if unknown > UNKNOWN_SHARE and model.groups:  # without any measurements a note says that
-        kinds = sorted({KINDS[g] for g in group[uncertain & (times_run > 0)]})
+        kinds = sorted({row_kinds()[g] for g in group[uncertain & (times_run > 0)]})
         what = f"the error of {unknown:.0%} of the step is not known"
         notes.append(f"no interval: {what} ({', '.join(kinds)})")
     return Prediction(
@@ -298,7 +299,7 @@ def _notes(
         if any(call.ranks_per_node > most for call in collectives.values()):
             notes.append(fabric.crowded_remark)
         notes += filter(None, [fabric.system.lent_to(model.device.id)])
-    kinds = KINDS[:]
+    kinds = row_kinds()
     elsewhere = {kinds[g] for g in group_of[by_others(prices)]}
     unknown = {kinds[g] for g in group_of} & set(_LOOKUPS) - set(model.groups) - elsewhere
     if unknown and np.all(np.asarray(model.knobs.level_speedup) == 1):

@@ -44,13 +44,8 @@ from hybridperf.hardware import LEVELS
 from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import QUICKLY_COMPILED, Array
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel, Platform, canonical
-from hybridperf.model.alive import (
-    MACHINE,
-    AliveCorrections,
-    alive_corrections,
-    in_precision,
-    no_op,
-)
+from hybridperf.model.alive import MACHINE, AliveCorrections, alive_corrections, in_precision
+from hybridperf.model.calls import no_op
 from hybridperf.model.step_effects import NAMES
 from hybridperf.model.step_table import StepTable, split, step_durations
 from hybridperf.ops import GROUPS

@@ -7,7 +7,6 @@ model.op_seconds(model.table([OpCall(Gemm("bf16", 4096, 4096, 4096))]))
 
 from hybridperf.model.document import MODEL_SCHEMA_VERSION
 from hybridperf.model.files import (
-    check_folder,
     is_shipped,
     load_model,
     model_or_datasheet,
@@ -15,7 +14,7 @@ from hybridperf.model.files import (
     shipped_models,
     unmeasured_device,
 )
-from hybridperf.model.group_report import GroupReport, widening
+from hybridperf.model.group_report import GroupReport
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import (
     GROUP_KNOBS,
@@ -23,14 +22,11 @@ from hybridperf.model.platform import (
     OpTable,
     Platform,
     canonical,
-    durations,
     neutral_knobs,
-    op_table,
 )
 
 __all__ = [
-    "GROUP_KNOBS", "LEVEL_KNOBS", "MODEL_SCHEMA_VERSION", "GroupReport",
-    "OpTable", "PerfModel", "Platform", "canonical", "check_folder", "durations", "is_shipped",
-    "load_model", "model_or_datasheet", "neutral_knobs", "op_table", "shipped",
-    "shipped_models", "unmeasured_device", "widening",
+    "GROUP_KNOBS", "LEVEL_KNOBS", "MODEL_SCHEMA_VERSION", "GroupReport", "OpTable", "PerfModel",
+    "Platform", "canonical", "is_shipped", "load_model", "model_or_datasheet", "neutral_knobs",
+    "shipped", "shipped_models", "unmeasured_device",
 ]  # fmt: skip

@@ -38,10 +38,7 @@ from hybridperf.model.batch import Batch, different
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, canonical, durations
 from hybridperf.model.priced_ops import PricedOps
-from hybridperf.model.stages import Machine, price_batches
-from hybridperf.model.stages.step import NOTHING_S
-from hybridperf.model.stages.who import Who, who
-from hybridperf.ops import Call as StartProgram
+from hybridperf.model.stages import NOTHING_S, Machine, Who, price_batches, who
 from hybridperf.ops import OpCall
 
 MACHINE = ("peak_flops_scale", "memory_bytes_per_s", "level_bytes")
@@ -118,21 +115,15 @@ class AliveCorrections:
         times = xp.exp(logs)
         of_levels = xp.where(np.arange(len(LEVELS)) == _L2, times[2], 1.0)
         scales = dict(zip(MACHINE, (times[0], times[1], of_levels), strict=True))
-        fields = {name: getattr(self.today, name) * scales[name] for name in MACHINE}
+        fields = {name: getattr(self.today, name) * scale for name, scale in scales.items()}
         return self._over_closed(ops, dataclasses.replace(self.today, **fields), xp)
 
     def _over_closed(self, ops: OpTable, platform: Platform, xp: ModuleType) -> Array:
         """A(m) - log t0(k0, m) [n]."""
         mine = jax.tree.map(lambda leaf: xp.asarray(leaf)[self.at], ops)
-        once = dict.fromkeys(("correction", "times"))
         once = {"correction": xp.zeros_like(mine.correction), "times": xp.ones_like(mine.times)}
         closed_s = durations(dataclasses.replace(mine, **once), platform, xp)
         return self.anchors.log_s(platform, xp) - xp.log(xp.maximum(closed_s, NOTHING_S))
-
-
-def no_op() -> OpCall:
-    """What stands in the table of a step without ops."""
-    return OpCall(StartProgram("fp32", 0.0))
 
 
 def alive_corrections(
@@ -146,7 +137,7 @@ def alive_corrections(
         platform: today's numbers, with the knobs of the groups as that table numbers them.
     """
     at, batches = [], []
-    for batch, priced in PricedOps.of(model, calls).batches:
+    for batch, priced in PricedOps.of_calls(model, calls).batches:
         some = np.flatnonzero(priced.seconds() > 0)
         if who(batch, model) not in (Who.GROUP, Who.DATASHEET) and len(some):
             at.append(batch.part.rows[some])

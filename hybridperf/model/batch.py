@@ -12,6 +12,7 @@ Axes: R ops of a batch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.model.families import family_of
 from hybridperf.ops import GROUPS, Op, OpCall, run_on
 from hybridperf.ops.roofline import Work
 from hybridperf.ops.table import OpRows, alike, in_place
@@ -30,7 +32,6 @@ class Batch:
     """Ops of one kind on one device."""
 
     part: OpRows  # places [R] among all that were asked, the op, its work and labels
-    group: str  # whose knobs price them
     kernel: str = ""  # as `OpCall` has these: another than was measured,
     framework: str = ""  # whose kernels run,
     variant: str = ""  # and how
@@ -48,6 +49,16 @@ class Batch:
     def work(self) -> Work:
         return self.part.work
 
+    @functools.cached_property
+    def group(self) -> str:
+        """Whose knobs price them."""
+        return GROUPS[int(self.part.group[0])]
+
+    @functools.cached_property
+    def family(self) -> str:
+        """Whose prior may know them; empty where none does."""
+        return family_of(self.group, self.op.dtype)
+
     def whole(self, value: Array) -> Array:
         """A size of the op as a column [R]; of a single op it is a number."""
         return array_module(value).broadcast_to(floats(value), (len(self),))
@@ -62,20 +73,16 @@ class Batch:
         return dataclasses.replace(self, part=dataclasses.replace(self.part, peak_flops_per_s=peak))
 
     def of(self, op: Op, device: DeviceSpec) -> Batch:
-        """Other ops of as many rows, which stand where these stand."""
-        group = np.broadcast_to(np.asarray(op.group_index(), np.int32), (len(self),))
-        peak = device.peak(op.peak_dtype, op.unit)
-        name = self.part.name if type(op) is type(self.op) else ""
-        part = OpRows(self.part.rows, op, _columns(op.work(), len(self)), group, peak, name=name)
-        return dataclasses.replace(self, part=part, group=GROUPS[int(group[0])])
-
-    def in_format(self, op: Op, device: DeviceSpec) -> Batch:
-        """The same ops in another number format or quantisation."""
-        again = self.work.reuse_bytes, self.work.reuse_spread
-        work = _columns(op.work(), len(self))
-        work = dataclasses.replace(work, reuse_bytes=again[0], reuse_spread=again[1])
-        peak = device.peak(op.peak_dtype, op.unit)
-        part = dataclasses.replace(self.part, op=op, work=work, peak_flops_per_s=peak)
+        """Other ops of as many rows, which stand where these stand; of the same kind, in another
+        number format say, their data is as far apart.
+        """
+        work, peak = _columns(op.work(), len(self)), device.peak(op.peak_dtype, op.unit)
+        if type(op) is type(self.op):
+            again = {name: getattr(self.work, name) for name in ("reuse_bytes", "reuse_spread")}
+            work = dataclasses.replace(work, **again)
+            part = dataclasses.replace(self.part, op=op, work=work, peak_flops_per_s=peak)
+        else:
+            part = OpRows(self.part.rows, op, work, _groups(op, len(self)), peak)
         return dataclasses.replace(self, part=part)
 
     @property
@@ -98,30 +105,25 @@ def batches_of(part: OpRows, **stands: Any) -> Iterator[Batch]:
     """Rows of one op as batches, one for each group; `stands`: where its ops stand."""
     found = np.unique(part.group)
     for group in found.tolist():
-        here = part if len(found) == 1 else _some(part, part.group == group)
-        yield Batch(here, GROUPS[group], **stands)
+        yield Batch(part if len(found) == 1 else _some(part, part.group == group), **stands)
 
 
 def stacked(calls: Sequence[OpCall], device: DeviceSpec) -> list[Batch]:
     """Calls as batches, with the reuse distances that their data has in a program; in the number
     formats that the device's libraries run.
     """
+    names = ("kernel", "framework", "variant", "inlined", "issued_apart")
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for at, call in enumerate(calls):
-        stands = (call.kernel, call.framework, call.variant, call.inlined, call.issued_apart)
-        kinds.setdefault(stands, []).append(at)
+        kinds.setdefault(tuple(getattr(call, name) for name in names), []).append(at)
     batches = list[Batch]()
-    for (kernel, framework, variant, inlined, apart), places in kinds.items():
+    for stands, places in kinds.items():
         for some, op, name in alike([run_on(calls[at].op, device) for at in places]):
             at = np.array(places)[some]
             work = in_place(_columns(op.work(), len(at)), [calls[one] for one in at])
-            group = np.broadcast_to(np.asarray(op.group_index(), np.int32), at.shape)
             peak = device.peak(op.peak_dtype, op.unit)
-            part = OpRows(at, op, work, group, peak, name=name)
-            batches += batches_of(
-                part, kernel=kernel, framework=framework, variant=variant, inlined=inlined,
-                issued_apart=apart,
-            )  # fmt: skip
+            part = OpRows(at, op, work, _groups(op, len(at)), peak, name=name)
+            batches += batches_of(part, **dict(zip(names, stands, strict=True)))
     return batches
 
 
@@ -131,10 +133,13 @@ def traced(part: OpRows, op: Op) -> list[Batch]:
     `part`: a row of such an op, for what is not traced.
     """
     work = jax.tree.map(lambda count: array_module(count).reshape(floats(count), (1,)), op.work())
-    made = dataclasses.replace(part, op=op, work=work)
     which = op.group_index()
-    groups = (GROUPS[int(which)],) if array_module(which) is np else tuple(op.knob_groups())
-    return [Batch(made, name) for name in groups]
+    fixed = array_module(which) is np
+    groups = [int(which)] if fixed else [GROUPS.index(name) for name in op.knob_groups()]
+    return [
+        Batch(dataclasses.replace(part, op=op, work=work, group=np.array([group], np.int32)))
+        for group in groups
+    ]
 
 
 def different(batch: Batch, keep: np.ndarray) -> tuple[Batch, np.ndarray]:
@@ -159,6 +164,10 @@ def _columns(work: Work, rows: int) -> Work:
         name: array_module(count).broadcast_to(floats(count), (rows,))
         for name, count in counts.items()
     })  # fmt: skip
+
+
+def _groups(op: Op, rows: int) -> np.ndarray:
+    return np.broadcast_to(np.asarray(op.group_index(), np.int32), (rows,))
 
 
 def _some(part: OpRows, keep: np.ndarray) -> OpRows:

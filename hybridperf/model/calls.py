@@ -6,29 +6,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsIndex, TypeVar, overload
+from typing import Any, TypeVar
 
 from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.ops import GROUPS, OpCall, columns
+from hybridperf.ops import Call as StartProgram
 
 GIVEN, CHAIN = "given", "chain"
 
 
-class _Kinds(Sequence[str]):
-    """Groups of ops, then collectives by name, then seconds by origin; as registered by now."""
-
-    def __len__(self) -> int:
-        return len(GROUPS) + len(COLLECTIVES) + 2
-
-    @overload
-    def __getitem__(self, at: SupportsIndex) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[str]: ...
-    def __getitem__(self, at: SupportsIndex | slice) -> str | Sequence[str]:
-        return (*GROUPS, *COLLECTIVES, GIVEN, CHAIN)[at]
-
-
-KINDS = _Kinds()  # what a row's seconds are reported under; `KINDS[:]`: as a tuple, for loops
+def row_kinds() -> tuple[str, ...]:
+    """What a row's seconds are reported under, as registered by now: groups of ops, collectives by
+    name, seconds by origin.
+    """
+    return (*GROUPS, *COLLECTIVES, GIVEN, CHAIN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +113,13 @@ class InStep:
 BLOCK_LOGS = ("", "layer", "host", "outer")  # no correction, or which of `Adapted.logs`
 
 
+def no_op() -> OpCall:
+    """What stands in the table of a step without ops."""
+    return OpCall(StartProgram("fp32", 0.0))
+
+
 def kind_of(call: Call) -> int:
-    """Index into KINDS of what a row's seconds are reported under."""
+    """Index into `row_kinds()` of what a row's seconds are reported under."""
     return _KIND_OF[type(call)](call)
 
 
@@ -134,10 +130,10 @@ def call_columns(call: Call) -> dict[str, object]:
 
 _KIND_OF: Mapping[type, Callable[[Any], int]] = {
     OpCall: lambda call: int(call.op.group_index()),
-    CollectiveCall: lambda call: KINDS.index(call.collective),
-    Exposed: lambda call: KINDS.index(call.what),
-    CallChain: lambda call: KINDS.index(CHAIN),
-    GivenSeconds: lambda call: KINDS.index(GIVEN),
+    CollectiveCall: lambda call: row_kinds().index(call.collective),
+    Exposed: lambda call: row_kinds().index(call.what),
+    CallChain: lambda call: row_kinds().index(CHAIN),
+    GivenSeconds: lambda call: row_kinds().index(GIVEN),
 }
 _COLUMNS_OF: Mapping[type, Callable[[Any], dict[str, object]]] = {
     OpCall: lambda call: columns(call.op),

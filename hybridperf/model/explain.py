@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from hybridperf.io.later import pd
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.model.batch import Batch, stacked
+from hybridperf.model.batch import Batch
 from hybridperf.model.sources import said_by
-from hybridperf.model.stages import Machine, Priced, price_batch, roofline_log_s, sources_of
+from hybridperf.model.stages import Machine, Priced, Who, who
 from hybridperf.model.stages.family import tiles_log_factor
-from hybridperf.model.stages.who import as_measured
-from hybridperf.ops import OpCall
 
 _NOTHING = 5e-4  # of a factor: not worth a word
 
@@ -61,27 +58,15 @@ class Waterfall:
         })  # fmt: skip
 
 
-def explain(model: Any, call: OpCall) -> Waterfall:
-    """The price of an op on a machine (`PerfModel`), stage by stage.
-
-    Raises:
-        InputError: for a dtype without a peak on the device.
-    """
-    machine = Machine.of(model)
-    (given,) = stacked([call], model.device)
-    batch = as_measured(model, given)
-    return waterfalls(batch, price_batch(batch, machine), machine)[0]
-
-
 def waterfalls(batch: Batch, priced: Priced, machine: Machine) -> list[Waterfall]:
     """Of each row of a batch [R]."""
     device, rows = machine.device.id, len(batch)
-    log_roofline = roofline_log_s(batch, machine)
-    steps = []
+    by_family, steps = who(batch, machine.model) is Who.FAMILY, []
     for step in priced.steps:
-        words = [said_by(one, device) for one in sources_of(step, rows)]
-        log_factor = np.broadcast_to(step.log_factor, (rows,))
-        tiles = tiles_log_factor(batch, machine) if step.name == "form" else None
+        words = [said_by(one, device) for one in step.sources()]
+        log_factor, tiles = step.log_factor, None
+        if by_family and step.name == "form":
+            tiles = tiles_log_factor(batch, machine)
         if tiles is not None:
             steps.append(("efficiency", log_factor - tiles, words))
             log_factor = tiles
@@ -90,7 +75,7 @@ def waterfalls(batch: Batch, priced: Priced, machine: Machine) -> list[Waterfall
     seconds = priced.seconds()
     return [
         Waterfall(
-            float(np.exp(log_roofline[at])),
+            float(np.exp(priced.roofline_log_s[at])),
             tuple((name, float(np.exp(factor[at])), words[at]) for name, factor, words in steps),
             float(seconds[at]), float(seconds[at] * np.exp(-half[at])),
             float(seconds[at] * np.exp(half[at])),

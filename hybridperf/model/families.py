@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,13 +28,13 @@ from hybridperf.learning.prior.form import ROW_ROOFLINE, STEP_S, WAVE_ROOFLINE, 
 from hybridperf.learning.prior.gather_form import GATHER_ROOFLINE
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.rows import NOTHING
+from hybridperf.model.platform import Platform
 from hybridperf.ops import GROUPS, Gpu, Op, columns, columns_of, op_by_name, op_names
 from hybridperf.ops.attention import run_by
 from hybridperf.ops.gemm import Product
 from hybridperf.ops.inputs import gpu_inputs
 from hybridperf.ops.quantise import SCHEMES, scheme_dtype
 from hybridperf.ops.rows import RowMachine, goes_by_rows, is_dated, row_work
-from hybridperf.ops.sparse import Sparse
 from hybridperf.ops.table import OpRows
 from hybridperf.ops.tiles import STEP_FLOPS, blocks, serial_steps
 
@@ -61,12 +61,12 @@ _UNQUANTISED = {"bfloat16": "bf16", "float16": "fp16"}
 _WITHOUT_WAVES = frozenset({"moe"})
 
 
-def family_of(group: str, dtype: str) -> str | None:
-    """The family of an op in a number format; None where no prior knows its group.
+def family_of(group: str, dtype: str) -> str:
+    """The family of an op in a number format; empty where no prior knows its group.
 
     Single precision runs on other units, without launch graphs: its own.
     """
-    family = _FAMILY.get(group)
+    family = _FAMILY.get(group, "")
     return "matmul_fp32" if family == "matmul" and dtype in _SINGLE else family
 
 
@@ -77,12 +77,9 @@ def groups_of(family: str) -> list[str]:
 
 def by_family(part: OpRows) -> Iterator[tuple[str, np.ndarray]]:
     """(family, mask [R]) of the rows of a part; an empty name where no prior knows their group."""
-    named = np.array(
-        [family_of(GROUPS[g], part.op.dtype) or "" for g in np.unique(part.group)], object
-    )
-    of_row = named[np.searchsorted(np.unique(part.group), part.group)]
-    for family in dict.fromkeys(named):
-        yield family, of_row == family
+    named = np.array([family_of(group, part.op.dtype) for group in GROUPS], object)
+    for family in dict.fromkeys(named[np.unique(part.group)]):
+        yield family, named[part.group] == family
 
 
 def gpu_of(device: DeviceSpec) -> Gpu | None:
@@ -119,22 +116,11 @@ def _generation(arch: str) -> tuple[str, str]:
     return words[0], words[-1][:-1]
 
 
-class Rates(Protocol):
-    """Numbers of a machine that may be varied or traced (`model.Platform`)."""
-
-    @property
-    def memory_bytes_per_s(self) -> Array: ...
-    @property
-    def peak_flops_scale(self) -> Array: ...
-    @property
-    def level_bytes(self) -> Array: ...
-
-
 def family_rows(
-    part: OpRows, keep: np.ndarray, device: DeviceSpec, rates: Rates | None = None
+    part: OpRows, keep: np.ndarray, device: DeviceSpec, rates: Platform | None = None
 ) -> FamilyRows:
-    """Rows `keep` (a mask [R]) of a part as the prior sees them, on a machine of other `rates` than
-    its datasheet says.
+    """Rows `keep` (a mask [R]) of a part as the prior sees them; on a machine of other `rates` than
+    its datasheet says, which may be traced.
     """
     gpu = gpu_of(device)
     if gpu is None:
@@ -151,18 +137,24 @@ def family_rows(
         return array_module(values).broadcast_to(floats(values), (n,))
 
     own = {name: whole(value) for name, value in gpu_inputs(part.op, gpu).items()}
-    flags = _flags(part, n)
+    slots, flags = _slots_and_flags(part)
     framework = part.labels.get("framework")
     run = part.op if framework is None else run_by(part.op, framework)
     work = part.work if run is part.op else run.work()
     values = array_module(*own.values()).stack([*own.values(), *flags.values()], 1)
     machine = RowMachine.of(device, bandwidth, gpu.l2_bytes)
-    form, own_work, most, library_sd = _own_form(part, keep, machine, bandwidth, gpu, whole)
+    form: ClosedForm = WAVE_ROOFLINE
+    own_work, most, library_sd = None, np.inf, 0.0
+    if _FAMILY.get(part.op.group) == GATHERED:
+        form, own_work = GATHER_ROOFLINE, _gathers(part.op, bandwidth, gpu, whole)[keep]
+    elif goes_by_rows(part.op) and machine is not None:
+        passes = _passes(part, machine, whole)
+        form, (own_work, most, library_sd) = ROW_ROOFLINE, (one[keep] for one in passes)
     return FamilyRows(
         flops=whole(work.flops)[keep], bytes=whole(work.bytes)[keep],
         blocks=whole(0.0 if run.group in _WITHOUT_WAVES else blocks(run))[keep],
         peak_flops_per_s=whole(peak)[keep], memory_bytes_per_s=bandwidth, sm_count=gpu.sm_count,
-        implementation=_slots(part, n)[keep], inputs=Inputs((*own, *flags), values[keep]),
+        implementation=slots[keep], inputs=Inputs((*own, *flags), values[keep]),
         sizes=tuple(name for name in own if name.startswith("log2_")),
         own_work=own_work, steps=whole(_steps(run, peak, gpu))[keep], form=form, most=most,
         library_sd=library_sd,
@@ -179,35 +171,26 @@ def _steps(run: Op, peak_flops_per_s: Array, gpu: Gpu) -> Array:
     return steps * (STEP_FLOPS * gpu.sm_count / peak_flops_per_s / STEP_S)
 
 
-def _own_form(
-    part: OpRows,
-    keep: np.ndarray,
-    machine: RowMachine | None,
-    memory_bytes_per_s: Array,
-    gpu: Gpu,
-    whole: Callable[[Array], Array],
-) -> tuple[ClosedForm, Array | None, Array, Array]:
-    """(form of the rows `keep`, what it reads besides arithmetic, what bounds them, the scatter of
-    libraries).
+def _passes(
+    part: OpRows, machine: RowMachine, whole: Callable[[Array], Array]
+) -> tuple[Array, Array, Array]:
+    """(what passes over rows take, as `ROW_ROOFLINE` reads it, what bounds them, the scatter of
+    libraries) [R] each.
     """
-    if _FAMILY.get(part.op.group) == GATHERED:
-        return GATHER_ROOFLINE, _gathers(part.op, memory_bytes_per_s, gpu, whole)[keep], np.inf, 0.0
-    if not goes_by_rows(part.op) or machine is None:
-        return WAVE_ROOFLINE, None, np.inf, 0.0
     framework = part.labels.get("framework", np.full(len(part.rows), "", object))
-    columns = []
+    columns, mine = [], []
     for word in dict.fromkeys(framework):
         work = row_work(part.op, machine, word)
         columns.append([whole(one) for one in (*work.amounts, work.most, work.library_sd)])
+        mine.append(framework == word)
     module = array_module(*columns[0])
-    mine = [framework == word for word in dict.fromkeys(framework)]
     *amounts, most, library_sd = (module.select(mine, one) for one in zip(*columns, strict=True))
     logs = [module.log(module.maximum(one, NOTHING)) for one in amounts]
-    return ROW_ROOFLINE, module.stack(logs, 1)[keep], most[keep], library_sd[keep]
+    return module.stack(logs, 1), most, library_sd
 
 
 def _gathers(
-    op: Sparse, memory_bytes_per_s: Array, gpu: Gpu, whole: Callable[[Array], Array]
+    op: Any, memory_bytes_per_s: Array, gpu: Gpu, whole: Callable[[Array], Array]
 ) -> Array:
     """What rows gather, as `gather_form.WORK` names it after arithmetic."""
     seconds = (op.again_bytes(), op.first_bytes(), op.beside_bytes(), op.index_bytes())
@@ -237,11 +220,6 @@ def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, n
     return with_slots(rows, slots), assumed
 
 
-def with_slots(rows: FamilyRows, slots: np.ndarray) -> FamilyRows:
-    """The rows as of other implementations [N]."""
-    return _flagged(dataclasses.replace(rows, implementation=slots), rows.implementation)
-
-
 def framework_of(slot: str) -> str:
     """The framework that a slot names; the empty string for none."""
     return OpImplementation.parse(slot).framework
@@ -256,33 +234,24 @@ def _known_slot(slot: str, known: tuple[str, ...]) -> str:
     fitting = [one for one in map(OpImplementation.parse, known) if _means(mine, one)]
     itself = mine
     if mine.op in op_names() and mine.op not in _NOT_A_SPELLING:
-        itself = mine._replace(op=next(one for one in op_names() if _one_op(one, mine.op)))
+        op = next(one for one in op_names() if op_by_name(one) == op_by_name(mine.op))
+        itself = mine._replace(op=op)
     return str(min(fitting, key=lambda one: _differs(mine, one), default=itself))
 
 
 def _means(mine: OpImplementation, other: OpImplementation) -> bool:
     """Whether the other is this implementation, perhaps spelt otherwise or with a framework."""
+    # tables name quantised ops by the format that their scheme multiplies in, steps by what goes in
+    quant = dict(zip(_text_of(op_by_name(mine.op)[0]), mine.text, strict=True)).get("quant", "")
+    formats = mine.dtype, scheme_dtype(mine.dtype, quant) if quant in SCHEMES else mine.dtype
+    # none means any framework, unless its kernel is a dated one
+    named = mine.op in op_names() and is_dated(op_by_name(mine.op)[0].group, other.framework)
     return (
-        other.dtype in (mine.dtype, _arithmetic(mine))
+        other.dtype in formats
         and _quantised(mine) == _quantised(other)
-        and mine.framework in _told(mine.op, other.framework)
+        and (mine.framework == other.framework or (not mine.framework and not named))
         and _same_op(mine.op, other.op)
     )
-
-
-def _told(op: str, framework: str) -> tuple[str, ...]:
-    """Words of a row that may mean a framework: none does, unless its kernel is a dated one."""
-    named = op in op_names() and is_dated(op_by_name(op)[0].group, framework)
-    return (framework,) if named else ("", framework)
-
-
-def _arithmetic(one: OpImplementation) -> str:
-    """The number format in which its scheme multiplies, by which tables name quantised ops; a step
-    names what goes in.
-    """
-    texts = dict(zip(_text_of(op_by_name(one.op)[0]), one.text, strict=True))
-    quant = texts.get("quant", "")
-    return scheme_dtype(one.dtype, quant) if quant in SCHEMES else one.dtype
 
 
 def _quantised(one: OpImplementation) -> list[str]:
@@ -306,19 +275,15 @@ def _same_op(name: str, other: str) -> bool:
         return False
     if all(issubclass(op_by_name(one)[0], Product) for one in names):
         return True  # with a bias or in a batch, where those were not measured
-    return _one_op(name, other)
-
-
-def _one_op(name: str, other: str) -> bool:
     return op_by_name(name) == op_by_name(other)
 
 
-def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
-    """The flags as the slots have their words now, where these were others `before` [N]."""
+def with_slots(rows: FamilyRows, slots: np.ndarray) -> FamilyRows:
+    """The rows as of other implementations [N], with flags as those have their words."""
     module = array_module(rows.inputs.values)
     values, names = rows.inputs.values.copy(), list(rows.inputs.names)
-    for old, new in dict.fromkeys(zip(before, rows.implementation, strict=True)):
-        here = (before == old) & (rows.implementation == new)
+    for old, new in dict.fromkeys(zip(rows.implementation, slots, strict=True)):
+        here = (rows.implementation == old) & (slots == new)
         slot, was_slot = OpImplementation.parse(new), OpImplementation.parse(old)
         # what each word is, as flags name it
         labels = ["op", "framework", "dtype", *_text_of(op_by_name(slot.op)[0])]
@@ -333,7 +298,7 @@ def _flagged(rows: FamilyRows, before: np.ndarray) -> FamilyRows:
                 for one, raised in ((was, 0.0), (word, 1.0)):
                     if (name := f"{label}{joint}{one}") in names:
                         values = put(values, (here, names.index(name)), raised)
-    return dataclasses.replace(rows, inputs=Inputs(tuple(names), values))
+    return dataclasses.replace(rows, implementation=slots, inputs=Inputs(tuple(names), values))
 
 
 def _text_of(kind: type[Op]) -> list[str]:
@@ -341,26 +306,25 @@ def _text_of(kind: type[Op]) -> list[str]:
     return [field for field in columns_of(kind).text if field not in _NOT_AN_IMPLEMENTATION]
 
 
-def _slots(part: OpRows, n: int) -> np.ndarray:
-    name = part.name or columns(part.op)["op"]
-    text = tuple(str(getattr(part.op, field)) for field in _text_of(type(part.op)))
+def _slots_and_flags(part: OpRows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(implementation of each row, one number of 0 or 1 for each word that a row carries) [R]."""
+    n, op = len(part.rows), part.op
+    name = part.name or columns(op)["op"]
+    text = {field: str(getattr(op, field)) for field in _text_of(type(op))}
     framework = part.labels.get("framework", np.full(n, "", object))
-    slots = np.empty(n, object)
-    for word in dict.fromkeys(framework):
-        slots[framework == word] = str(OpImplementation(name, word, part.op.dtype, text))
-    return slots
-
-
-def _flags(part: OpRows, n: int) -> Mapping[str, np.ndarray]:
-    """One number of 0 or 1 for each word that a row carries."""
+    slots = {
+        word: str(OpImplementation(name, word, op.dtype, tuple(text.values())))
+        for word in dict.fromkeys(framework)
+    }
     words = {label: part.labels[label] for label in _FLAGS if label in part.labels}
-    words["op"] = np.full(n, part.name or columns(part.op)["op"], object)
-    words["dtype"] = np.full(n, part.op.dtype, object)
-    for field in _text_of(type(part.op)):
-        words[field] = np.full(n, str(getattr(part.op, field)), object)
-    return {
+    words |= {
+        label: np.full(n, word, object)
+        for label, word in {"op": name, "dtype": op.dtype, **text}.items()
+    }
+    flags = {
         f"{label}={word}": (values == word).astype(np.float64)
         for label, values in words.items()
         for word in dict.fromkeys(values)
         if word
     }
+    return np.array([slots[word] for word in framework], object), flags

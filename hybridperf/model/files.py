@@ -6,48 +6,17 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from hybridperf import hardware
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import load_collectives
-from hybridperf.hardware import (
-    HOST_FILE,
-    LEVELS,
-    DeviceSpec,
-    device_id,
-    load_device,
-    load_host,
-    names_people_use,
-)
-from hybridperf.io import (
-    InputError,
-    installed_hardware,
-    read_arrays,
-    read_json,
-    settled,
-    unknown,
-)
-from hybridperf.io.arrays import nested
+from hybridperf.io import InputError, installed_hardware, read_json, settled, unknown
 from hybridperf.io.process import check_not_forked
-from hybridperf.learning.inputs import Box
-from hybridperf.learning.prior import Adapted
-from hybridperf.learning.prior.alone import read_version_5
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
-from hybridperf.model.document import FAMILY, MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE
-from hybridperf.model.families import groups_of
-from hybridperf.model.group_report import GroupReport
+from hybridperf.model.document import MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE, from_document
 from hybridperf.model.perf_model import PerfModel
-from hybridperf.model.platform import GROUP_KNOBS, LEVEL_KNOBS, neutral_knobs
-from hybridperf.ops import GROUPS
-from hybridperf.ops.roofline import RooflineKnobs, Work
-
-_SHARES = 5  # the last version whose groups had corrections of another kind than families
-# models from before it had rows of one distance only: zero, wherever they were measured
-_LATER_FIELDS = frozenset({"reuse_spread", "instructions"})
 
 
 def load_model(name: str | Path) -> PerfModel:
@@ -63,7 +32,7 @@ def load_model(name: str | Path) -> PerfModel:
     check_not_forked()
     folder = Path(name)
     if str(name) == "here" and not os.path.exists(folder):
-        return PerfModel.datasheet(load_device("here"))
+        return PerfModel.datasheet(hardware.load_device("here"))
     if not os.path.exists(folder) and (found := _shipped(str(name))) is not None:
         folder = found
     with settled(folder if os.path.isdir(folder) else folder.parent):
@@ -77,19 +46,20 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
     if os.path.isdir(folder) and not os.path.exists(folder / "model.json"):
         raise InputError(f"{folder} holds no model.json; `hybridperf fit` or `calibrate` makes one")
     if not os.path.exists(folder):
-        if device := device_id(str(name)):
+        if device := hardware.device_id(str(name)):
             raise InputError(
                 f"no calibration of {device} is shipped; `hybridperf fit ROWS --device {device}"
                 " --folder FOLDER` makes one, without ROWS of what its datasheet says and other"
                 " GPUs showed"
             )
-        known = [*shipped_models(), *names_people_use("devices")]
+        known = [*shipped_models(), *hardware.names_people_use("devices")]
         raise unknown(
             "model", str(name), known,
             "give a model folder, a shipped calibration's name or a device of `hybridperf devices`",
         )  # fmt: skip
     path = folder if os.path.isfile(folder) else folder / "model.json"
-    host = load_host(path.parent) if os.path.exists(path.parent / HOST_FILE) else None
+    has_host = os.path.exists(path.parent / hardware.HOST_FILE)
+    host = hardware.load_host(path.parent) if has_host else None
     document = read_json(path, "model", MODEL_SCHEMA_VERSION, UNCHECKED)
     if document["schema_version"] < UNCHECKED:
         raise InputError(
@@ -98,13 +68,11 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
             " fit` or `calibrate` keeps what was measured)"
         )
     try:
-        model = _from_document(document, path.parent / WEIGHTS_FILE)
+        fields = from_document(document, path.parent / WEIGHTS_FILE)
         steps = Adaptation.load(path.parent) if os.path.exists(path.parent / STEPS_FILE) else None
         # a model without any row stays the datasheet's roofline
-        others = shipped if model.groups or model.families else None
-        return dataclasses.replace(
-            model, collectives=fabric, host=host, steps=steps, references=others
-        )
+        others = shipped if fields["groups"] or fields["families"] else None
+        return PerfModel(**fields, collectives=fabric, host=host, steps=steps, references=others)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise InputError(f"{path} is damaged ({why}); fit the model again") from error
@@ -115,7 +83,7 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
     measured GPUs say (`unmeasured_device`).
     """
     if str(name).endswith(".toml"):
-        return unmeasured_device(load_device(name))
+        return unmeasured_device(hardware.load_device(name))
     check_folder(name)
     try:
         return load_model(name)
@@ -123,12 +91,12 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
         if os.path.exists(name):
             raise
         try:
-            return unmeasured_device(load_device(name))
+            return unmeasured_device(hardware.load_device(name))
         except InputError:
             raise no_model from None
 
 
-def unmeasured_device(device: DeviceSpec) -> PerfModel:
+def unmeasured_device(device: hardware.DeviceSpec) -> PerfModel:
     """A device that nobody measured: its datasheet, and the share of it that other GPUs reach
     (`stages/borrowed.py`); of a CPU, of which they tell nothing, the roofline.
     """
@@ -175,65 +143,5 @@ def shipped() -> tuple[PerfModel, ...]:
 def _shipped(name: str) -> Path | None:
     """The folder of the shipped calibration of a device by any of its names."""
     root, known = installed_hardware(), shipped_models()
-    found = next((one for one in (name, device_id(name)) if one in known), None)
+    found = next((one for one in (name, hardware.device_id(name)) if one in known), None)
     return root / found if root and found else None
-
-
-def _from_document(document: Mapping[str, Any], weights: Path) -> PerfModel:
-    checked = document["schema_version"] > UNCHECKED
-    stored = nested(read_arrays(weights, str(document["weights_sha256"]), checked=checked))
-    knobs = neutral_knobs()
-    arrays = {name: np.array(getattr(knobs, name)) for name in GROUP_KNOBS}
-    reports = {}
-    by_prior = {group for family in document["families"] for group in groups_of(family)}
-    for group, entry in document["groups"].items():
-        at = GROUPS.index(group)
-        for name in GROUP_KNOBS:
-            arrays[name][at] = float(entry[name])
-        half_width = None if entry["half_width"] is None else float(entry["half_width"])
-        names, residual = list(entry["lowest"]), entry["residual"]
-        missing = {field.name for field in dataclasses.fields(Work)} - _LATER_FIELDS - set(names)
-        if missing and (names or group not in by_prior):  # no names: its family keeps the range
-            raise ValueError(f"the range of {group} lacks {min(missing)}")
-        lowest, highest = (
-            {name: float(entry[end][name]) for name in names} for end in ("lowest", "highest")
-        )
-        errors = tuple(map(float, entry["errors"]))
-        if not np.isfinite([*lowest.values(), *highest.values(), *errors, half_width or 0.0]).all():
-            raise ValueError(f"the entry of {group} holds a number that is not finite")
-        if residual is not None:
-            if document["schema_version"] <= _SHARES:
-                box = Box.between(lowest, highest)
-                residual = read_version_5(box, residual, stored[group])
-            else:
-                residual = Adapted.read(stored[group], residual)
-        reports[group] = GroupReport(
-            rows=int(entry["rows"]), half_width=half_width, lowest=lowest, highest=highest,
-            dtypes=tuple(entry["dtypes"]), errors=errors, residual=residual,
-        )  # fmt: skip
-    levels = {
-        name: np.array([float(document["levels"][name][level]) for level in LEVELS])
-        for name in LEVEL_KNOBS
-    }
-    every = (*arrays.values(), *levels.values())
-    if not all(np.isfinite(a).all() and (a >= 0).all() for a in every):
-        raise ValueError("a knob is not a finite number of zero or more")
-    drift = tuple(map(float, document["drift"]))
-    if not np.isfinite(drift).all():
-        raise ValueError("the drift holds a number that is not finite")
-    families = {
-        family: Adapted.read(stored[FAMILY][family], entry)
-        for family, entry in document["families"].items()
-    }
-    device, provenance = _device(document["device"]), dict(document["provenance"])
-    return PerfModel(
-        device, RooflineKnobs(**arrays, **levels), reports, provenance, families, drift
-    )
-
-
-def _device(saved: Mapping[str, Any]) -> DeviceSpec:
-    """The device as it was saved; facts that the file's version did not have are today's."""
-    if device_id(str(saved["id"])) != saved["id"]:
-        return DeviceSpec(**saved)
-    newer = {name for name, one in DeviceSpec.model_fields.items() if not one.is_required()}
-    return DeviceSpec(**{**load_device(saved["id"]).model_dump(include=newer), **saved})

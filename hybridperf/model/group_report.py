@@ -57,10 +57,6 @@ class GroupReport:
         """The inputs that were measured."""
         return Box.between(self.lowest, self.highest)
 
-    def outside(self, inputs: Inputs) -> np.ndarray:
-        """How far ops lie outside what was measured, in octaves [N]; 0 inside."""
-        return self.box.outside(inputs)
-
     def deviation(self, outside: np.ndarray) -> np.ndarray:
         """Of the logs of ops' seconds, so far outside of what was measured [N]; NaN: too few rows
         to tell.

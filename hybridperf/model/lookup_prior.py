@@ -43,7 +43,7 @@ import scipy
 from hybridperf.hardware import LEVELS, MEMORY, Device, DeviceSpec, load_device
 from hybridperf.io.namespace import Array
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.model.families import Rates
+from hybridperf.model.platform import Platform
 from hybridperf.ops import Op
 from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds
 
@@ -120,7 +120,7 @@ class LookupPrior:
         return LookupPrior(np.array(mean), np.array(width), ratio)
 
     def log_seconds(
-        self, device: DeviceSpec, op: Op, rates: Rates | None = None, work: Work | None = None,
+        self, device: DeviceSpec, op: Op, rates: Platform | None = None, work: Work | None = None,
         xp: Any = np,
     ) -> tuple[Array, Array]:  # fmt: skip
         """(logs of seconds of lookups, their deviations), as many as the op's columns.
@@ -164,14 +164,13 @@ def is_lookup(op: Op) -> bool:
 
 
 def _log_seconds(
-    device: DeviceSpec, op: Op, theta: np.ndarray, rates: Rates | None = None,
+    device: DeviceSpec, op: Op, theta: np.ndarray, rates: Platform | None = None,
     work: Work | None = None, xp: Any = np,
 ) -> Array:  # fmt: skip
     """Logs of seconds of lookups at logs of knobs."""
     share, l2, held, factor, update = np.exp(theta)
-    rate, scale, levels = device.memory_bytes_per_s, 1.0, device.level_bytes()
-    if rates is not None:
-        rate, scale, levels = rates.memory_bytes_per_s, rates.peak_flops_scale, rates.level_bytes
+    rates = rates or Platform.of(device, RooflineKnobs.neutral())
+    rate = rates.memory_bytes_per_s
     clocks = (device.clock_hz or 0.0) * (device.multiprocessors or 0)
     faster = xp.maximum(l2 * (clocks or rate) / (share * rate), 1.0)
     places = np.arange(len(LEVELS))
@@ -180,7 +179,8 @@ def _log_seconds(
         level_speedup=xp.where(places < MEMORY, faster, 1.0),
         level_capacity=np.where(places == _L2, held, 1.0),
     )  # fmt: skip
-    on = Device(device.peak(op.dtype, op.unit) * scale, rate, levels)
+    peak = device.peak(op.dtype, op.unit) * rates.peak_flops_scale
+    on = Device(peak, rate, rates.level_bytes)
     once = factor * (update if op.group == _UPDATES else 1.0)
     return xp.log(once * op_seconds(op.work() if work is None else work, on, knobs, xp))
 

@@ -24,7 +24,7 @@ from hybridperf.io.later import pd
 from hybridperf.learning.prior import Adapted as AdaptedPrior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation, Adapted, Group
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, WEIGHTS_FILE, to_document, weights_of
-from hybridperf.model.explain import Waterfall, explain
+from hybridperf.model.explain import Waterfall, waterfalls
 from hybridperf.model.group_report import GroupReport
 from hybridperf.model.platform import OpTable, Platform, neutral_knobs, seconds
 from hybridperf.model.priced_ops import PricedOps, predict_ops
@@ -92,33 +92,30 @@ class PerfModel:
     @functools.cached_property
     def numbers(self) -> Platform:
         """The device's numbers: all that ops depend on."""
-        return Platform(
-            memory_bytes_per_s=np.float64(self.device.memory_bytes_per_s),
-            peak_flops_scale=np.float64(1.0), level_bytes=self.device.level_bytes(),
-            knobs=self.knobs,
-        )  # fmt: skip
+        return Platform.of(self.device, self.knobs)
 
     def adapted(self, framework: str = "") -> Adapted:
         """What is known of a framework's step effects on this device."""
-        steps, group = self._steps_of(framework)
-        return steps.of(group)[0]
+        return (self.steps or Adaptation({})).of(Group.of(framework, self.device.arch))[0]
 
     def steps_note(self, framework: str) -> str:
         """Whose measured steps a framework's effects come from; "" where from its own."""
-        steps, group = self._steps_of(framework)
-        return steps.note_of(group)
-
-    def _steps_of(self, framework: str) -> tuple[Adaptation, Group]:
-        return self.steps or Adaptation({}), Group.of(framework, self.device.arch)
-
-    def with_steps(self, steps: Adaptation) -> PerfModel:
-        """The same machine with step effects that were fitted to measured training steps."""
-        return dataclasses.replace(self, steps=steps)
+        return (self.steps or Adaptation({})).note_of(Group.of(framework, self.device.arch))
 
     @property
     def measured(self) -> PerfModel:
         """Whose measurements count: its own, or those of the device that stands for it."""
         return self.stand_in or self
+
+    @property
+    def refers(self) -> bool:
+        """Whether other devices' calibrations say anything of it: the shipped ones are GPUs'."""
+        return self.references is not None and self.device.kind == "gpu"
+
+    @functools.cached_property
+    def alone(self) -> PerfModel:
+        """The machine by its own rows and datasheet."""
+        return dataclasses.replace(self, references=None, stand_in=None)
 
     def on(self, device: DeviceSpec) -> PerfModel:
         """The model of a device that this calibration stands for."""
@@ -140,7 +137,7 @@ class PerfModel:
 
     def priced(self, calls: Sequence[OpCall]) -> tuple[OpTable, PricedOps]:
         """Ops as arrays for this device, and what the stages of their price say (`stages/`)."""
-        found = PricedOps.of(self, calls)
+        found = PricedOps.of_calls(self, calls)
         return found.table(np.array([call.times for call in calls])), found
 
     @functools.cached_property
@@ -164,13 +161,14 @@ class PerfModel:
         if self.groups:
             return []
         name, why = self.device.id, "no calibration of it is known"
-        if self.references is not None and self.device.kind == "gpu":
+        if self.refers:
             return [f"{name} is priced by its datasheet and what other GPUs reach of theirs: {why}"]
         return [f"{name} is priced by its datasheet: {why}, and real machines are slower"]
 
     def explain(self, call: OpCall) -> Waterfall:
-        """The price of an op, stage by stage."""
-        return explain(self, call)
+        """The price of an op, stage by stage; `InputError` for a dtype without a peak here."""
+        priced = self.priced([call])[1]
+        return waterfalls(*priced.batches[0], priced.machine)[0]
 
     def predict_ops(self, frame: pd.DataFrame, explain: bool = False) -> pd.DataFrame:
         """The rows of a table of ops with `predicted_s, low_s, high_s, roofline_s, in_range, note`.
@@ -187,9 +185,9 @@ class PerfModel:
         With a host, `host.json` too, and with fitted step effects `steps.json`; without them such
         files in the folder stay, as collectives do.
         """
-        document = self._document()
+        document = to_document(self)
         with replacing_in(folder) as new:
-            write_arrays(new / WEIGHTS_FILE, weights_of(self.groups, self.families))
+            write_arrays(new / WEIGHTS_FILE, weights_of(self))
             write_json(new / "model.json", "model", MODEL_SCHEMA_VERSION, document)
             if self.host is not None:
                 self.host.save(new)
@@ -200,7 +198,7 @@ class PerfModel:
         """Short hash of knobs and weights, of the host where there is one, and of whether other
         GPUs' calibrations stand in where none was measured.
         """
-        document = self._document()
+        document = to_document(self)
         keys = ("device", "groups", "families", "levels", "weights_sha256")
         parts = [document[key] for key in keys]
         if self.references is not None and not (self.groups or self.families):
@@ -211,8 +209,3 @@ class PerfModel:
             groups = self.steps.groups.items()
             parts.append({name: one.theta.tolist() for name, one in groups})
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-
-    def _document(self) -> dict[str, Any]:
-        return to_document(
-            self.device, self.knobs, self.groups, self.families, self.drift, self.provenance
-        )

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.collectives.traffic import Links
-from hybridperf.hardware import Device
+from hybridperf.hardware import Device, DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, fresh_views
 from hybridperf.ops import GROUPS
@@ -47,6 +47,12 @@ class Platform:
     links: Links | None = None
     effects: Array = None  # [K] what a training step adds, in the order of `step_effects.NAMES`
 
+    @staticmethod
+    def of(device: DeviceSpec, knobs: RooflineKnobs) -> Platform:
+        """The numbers of a device's datasheet, float64."""
+        rate, scale = np.float64(device.memory_bytes_per_s), np.float64(1.0)
+        return Platform(rate, scale, device.level_bytes(), knobs)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +70,11 @@ class OpTable:
     correction: Array
 
 
-def op_table(part: OpRows) -> OpTable:
-    """Rows of one op as arrays."""
+def op_table(part: OpRows, floors: float = 1.0) -> OpTable:
+    """Rows of one op as arrays, without corrections; `floors`: as `OpTable` has them."""
     n = len(part.rows)
     peak = np.full(n, part.peak_flops_per_s)
-    return OpTable(part.work, peak, part.group, np.ones(n), np.ones(n), np.zeros(n))
+    return OpTable(part.work, peak, part.group, np.ones(n), np.full(n, floors), np.zeros(n))
 
 
 def neutral_knobs() -> RooflineKnobs:

@@ -8,15 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hybridperf.io.process import check_not_forked
+from hybridperf.model import step_table
 from hybridperf.model.calls import Call, InStep
 from hybridperf.model.perf_model import PerfModel
-from hybridperf.model.step_table import (
-    StepTable,
-    alone_seconds,
-    chained,
-    priced_rows,
-    split,
-)
 from hybridperf.model.variance import Components
 
 
@@ -32,7 +26,7 @@ class Prices:
     remarks: tuple[str, ...]  # what was assumed; empty where nothing
     sources: np.ndarray  # by what each op is priced, object [U] of `sources.Source`; None: no op
     unmeasured: Mapping[int, str]  # ops whose number format nobody measured, with a note
-    table: StepTable  # the calls as arrays
+    table: step_table.StepTable  # the calls as arrays
 
     @property
     def spread(self) -> np.ndarray:
@@ -57,9 +51,9 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
         InputError: when the machine cannot price one of them; the message names it.
     """
     check_not_forked()
-    table, known = priced_rows(model, calls, in_step)
-    seconds = alone_seconds(model, table)
-    op_calls, messages, given = split(calls)
+    table, known = step_table.priced_rows(model, calls, in_step)
+    seconds = step_table.alone_seconds(model, table)
+    op_calls, messages, given = step_table.split(calls)
     ops, collectives = list(op_calls), list(messages)
     outside, remarks, unmeasured = np.zeros(len(calls)), np.full(len(calls), "", object), {}
     sources = np.full(len(calls), None, object)
@@ -79,7 +73,7 @@ def price(model: PerfModel, calls: Sequence[Call], in_step: InStep | None = None
         names = [f"links: {one.collective}" for one in messages.values()]
         parts.append((collectives, Components.of(width, 0 * width, names)))
     components = Components.placed(len(calls), parts)
-    roofline_s = chained(table, alone_seconds(model, table, bare=True))
+    roofline_s = step_table.chained(table, step_table.alone_seconds(model, table, bare=True))
     return Prices(
         seconds, components, roofline_s, outside, tuple(remarks), sources, unmeasured, table
     )

@@ -22,9 +22,10 @@ from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array
+from hybridperf.model.batch import traced
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import Platform
-from hybridperf.model.stages import traced_seconds
+from hybridperf.model.stages import Machine, as_measured, price_batch
 from hybridperf.ops import columns_of, op_by_name
 from hybridperf.ops.table import LABELS, OpRows, parse_ops
 
@@ -103,37 +104,32 @@ class OpPricer:
                 f"{self.sample.name} needs {', '.join(self.required)}; give a number for"
                 f" {', '.join(missing)}"
             )
-        return _compiled(self)(_floats(platform), _floats(dims))
+        precision = jnp.result_type(float)
+        if precision not in self._compiled:
+            # a copy: JAX (0.9, 0.11) remembers how it took NumPy's arrays in another precision
+            self._compiled[precision] = jax.jit(copy.deepcopy(self)._seconds)
+        # new arrays: an integer where a float was would compile again
+        given = jax.tree.map(lambda leaf: jnp.array(leaf, precision), (platform, dims))
+        return self._compiled[precision](*given)
 
     @functools.cached_property
-    def _by_precision(self) -> dict[Any, Callable[..., Any]]:
+    def _compiled(self) -> dict[Any, Callable[..., Any]]:
+        """By precision."""
         return {}
 
-    def _seconds(self, platform: Platform, dims: dict[str, Any]) -> Any:
+    def _seconds(self, platform: Platform, dims: dict[str, Any]) -> Array:
+        """Seconds of the op by the stages of the price [], its sizes and the machine traced."""
         usual: dict[str, Any] = {
             name: float(getattr(self.sample.op, name)[0])
             for name in self.dimensions
             if name not in dims
         }
-        op = dataclasses.replace(self.sample.op, **(usual | dims))
-        return traced_seconds(self.sample, op, self.model, platform)
-
-
-def _compiled(pricer: OpPricer) -> Callable[..., Any]:
-    """A pricer's function for JAX' present precision, over arrays of its own.
-
-    JAX (0.9, 0.11) remembers how it took NumPy's arrays in another precision.
-    """
-    precision = jnp.result_type(float)
-    if precision not in pricer._by_precision:
-        pricer._by_precision[precision] = jax.jit(copy.deepcopy(pricer)._seconds)
-    return pricer._by_precision[precision]
-
-
-def _float(value: Any) -> Any:
-    """A new array of JAX' default precision: an integer where a float was would compile again."""
-    return jnp.array(value, jnp.result_type(float))
-
-
-def _floats(tree: Any) -> Any:
-    return jax.tree.map(_float, tree)
+        op = dataclasses.replace(self.sample.op, **usual, **dims)
+        machine = Machine(self.model, platform)
+        found: Any = None
+        for batch in traced(self.sample, op):
+            known = as_measured(self.model, batch)
+            seconds = price_batch(known, machine, jnp).seconds(jnp)[0]
+            mine = op.group_index() == batch.part.group[0]
+            found = seconds if found is None else jnp.where(mine, seconds, found)
+        return found

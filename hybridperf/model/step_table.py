@@ -30,6 +30,7 @@ from hybridperf.model.calls import (
     Exposed,
     GivenSeconds,
     InStep,
+    no_op,
     only,
 )
 from hybridperf.model.perf_model import PerfModel
@@ -37,7 +38,6 @@ from hybridperf.model.platform import OpTable, Platform, durations
 from hybridperf.model.priced_ops import PricedOps
 from hybridperf.model.stages.borrowed import slowed
 from hybridperf.ops import GROUPS, OpCall
-from hybridperf.ops import Call as StartProgram
 
 
 @jax.tree_util.register_dataclass
@@ -67,7 +67,7 @@ class KnownRows(NamedTuple):
     """What is known of the rows of a step."""
 
     ops: PricedOps  # [O]
-    collectives: collective_price.PricedCollectives | None  # [C]
+    collectives: collective_price.Priced | None  # [C]
     near: np.ndarray  # bool [C] whether each collective lies inside what was measured
 
 
@@ -82,7 +82,7 @@ def priced_rows(
     """`step_table`, and what is known of its rows."""
     ops, messages, given = split(calls)
     chains, exposed = only(CallChain, calls), only(Exposed, calls)
-    table, own = model.priced(list(ops.values()) or [OpCall(StartProgram("fp32", 0.0))])
+    table, own = model.priced(list(ops.values()) or [no_op()])
     behind, first = [*messages, *given], len(table.group)
     place = np.zeros(len(calls), np.int32)
     place[list(ops)] = np.arange(len(ops))
@@ -263,7 +263,7 @@ def collective_frame(calls: Sequence[CollectiveCall]) -> pd.DataFrame:
 
 def _carried(
     model: PerfModel, calls: Sequence[CollectiveCall]
-) -> tuple[collective_price.CollectiveTable, collective_price.PricedCollectives, np.ndarray]:
+) -> tuple[collective_price.CollectiveTable, collective_price.Priced, np.ndarray]:
     """(calls [C] as `price` takes them, their prices, whether each lies inside what was measured
     [C]); one of unequal sizes is trusted as one of equal. `InputError` where nothing prices them.
     """

@@ -45,13 +45,13 @@ def unmeasured(model: PerfModel, probes: Iterable[Probe]) -> Unmeasured:
 
 def _of_op(model: PerfModel, call: OpCall) -> tuple[float, str]:
     """(width in logs, sentence) of an op; nothing of a measured one."""
-    priced = model.priced([call])[1]
-    source = priced.sources[0]
+    ((_, priced),) = model.priced([call])[1].batches
+    source = priced.owner.sources()[0]
     if source.code not in (Code.BORROWED, Code.BELIEF):
         return 0.0, ""
     what = "attention" if source.what.endswith("attention") else "products"
     whose = f"that {source.device} reaches" if source.device else "that devices usually reach"
-    return float(np.sqrt(priced.placed("shared_log_variance")[0])), (
+    return float(np.sqrt(np.ravel(priced.shared_log_variance)[0])), (
         f"no {what} in {call.op.peak_dtype} of {model.device.id} were measured: the share of the"
         f" peak {whose} is believed"
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.engine.prediction import Prediction
-from hybridperf.model.calls import CHAIN, KINDS, CallChain, call_columns
+from hybridperf.model.calls import CHAIN, CallChain, call_columns, row_kinds
 from hybridperf.model.step_table import split, step_table
 from hybridperf.report.known import machine_words
 from hybridperf.report.slices import Track, slices_frame
@@ -41,7 +41,7 @@ def slices(prediction: Prediction, most: int) -> pd.DataFrame:
     """What runs when (`report.slices.slices_frame`); `group` of several kernels of a pipeline's
     pass: which pass.
     """
-    groups = list(dict.fromkeys(KINDS[g] for g in prediction.op_group))
+    groups = list(dict.fromkeys(row_kinds()[g] for g in prediction.op_group))
     tracks, labels = _tracks(prediction, groups)
     kinds = [*groups, _LAUNCHES, *_PASSES.values()]
     passes = [_PASSES.get(found[1], "") if (found := _PASS.match(one)) else "" for one in labels]
@@ -57,7 +57,7 @@ def _tracks(prediction: Prediction, groups: Sequence[str]) -> tuple[list[Track],
     """A track for each stream of each rank and each host, and the labels they index."""
     graph, times = prediction.workload.graph, prediction.timeline
     label, labels = pd.factorize(np.array([name or "unnamed" for name in graph.labels], object))
-    kind = np.array([groups.index(KINDS[g]) for g in prediction.op_group], int)
+    kind = np.array([groups.index(row_kinds()[g]) for g in prediction.op_group], int)
     kind_of_node = np.zeros(len(graph), int)
     runs = graph.row > 0
     kind_of_node[runs] = kind[graph.row[runs] - 1]
@@ -86,11 +86,11 @@ def critical_seconds(prediction: Prediction) -> tuple[dict[str, float], float]:
     """Seconds of the critical path by group, and what of it the host's launches take."""
     times = _times_run(prediction, prediction.on_critical_path)
     by_kind = np.bincount(
-        prediction.op_group, weights=times * prediction.op_s, minlength=len(KINDS)
+        prediction.op_group, weights=times * prediction.op_s, minlength=len(row_kinds())
     )
     left_s = prediction.time_s - float(by_kind.sum())
     launches_s = left_s if left_s > 1e-6 * prediction.time_s else 0.0
-    return {KINDS[g]: float(by_kind[g]) for g in np.flatnonzero(by_kind)}, launches_s
+    return {row_kinds()[g]: float(by_kind[g]) for g in np.flatnonzero(by_kind)}, launches_s
 
 
 def explained(prediction: Prediction, most: int) -> pd.DataFrame:
@@ -130,7 +130,7 @@ def roofline(prediction: Prediction) -> pd.DataFrame:
     at_node[graph.row[backwards]] = backwards  # the first node of each row is written last
     frame = pd.DataFrame({
         "label": [graph.labels[at] or "unnamed" if at >= 0 else "" for at in at_node[1:].tolist()],
-        "group": [KINDS[g] for g in prediction.op_group],
+        "group": [row_kinds()[g] for g in prediction.op_group],
         "sizes": [_sizes(call_columns(call)) for call in workload.calls], "nodes": nodes,
         "seconds": prediction.op_s, "total_s": nodes * prediction.op_s,
         "roofline_s": prediction.op_roofline_s, "in_range": prediction.op_in_range,

@@ -25,7 +25,7 @@ from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.learning.prior.form import slopes
 from hybridperf.model import PerfModel, load_model, neutral_knobs
-from hybridperf.model.calls import KINDS, CollectiveCall, kind_of
+from hybridperf.model.calls import CollectiveCall, kind_of, row_kinds
 from hybridperf.model.fit.device import fit
 from hybridperf.model.pricing import OpPricer
 from hybridperf.ops import GROUPS, OpCall, base
@@ -186,7 +186,7 @@ def test_a_collective_of_one_file_by_hand(direct: ModuleType) -> None:
     whole = PerfModel(H100, neutral_knobs()).with_collectives(model)
     result = predict(whole, step_of(BYTES))
     assert result.time_s == pytest.approx(by_hand, rel=3e-5)
-    assert KINDS[kind_of(step_of(BYTES).calls[0])] == "direct_all_reduce"
+    assert row_kinds()[kind_of(step_of(BYTES).calls[0])] == "direct_all_reduce"
     assert set(result.breakdown()["group"]) == {"direct_all_reduce"}
 
 

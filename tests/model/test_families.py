@@ -121,7 +121,7 @@ def test_an_ops_group_and_number_format_decide_its_family(row, family) -> None:
     (part,) = parts_of(row)
     ((found, keep),) = by_family(part)
     assert (found, keep.tolist()) == (family, [True])
-    assert family_of(GROUPS[part.group[0]], part.op.dtype) == (family or None)
+    assert family_of(GROUPS[part.group[0]], part.op.dtype) == family
 
 
 def test_every_family_has_groups() -> None:

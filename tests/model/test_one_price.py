@@ -19,9 +19,8 @@ from hybridperf.io import InputError
 from hybridperf.model import model_or_datasheet
 from hybridperf.model.batch import batches_of
 from hybridperf.model.price import price
-from hybridperf.model.stages import as_measured, price_batch, sources_of, traced_seconds
-from hybridperf.model.stages.step import Machine
-from hybridperf.model.stages.who import who
+from hybridperf.model.pricing import OpPricer
+from hybridperf.model.stages import Machine, as_measured, price_batch, who
 from hybridperf.ops import OpCall, op_by_name
 from hybridperf.ops.table import OpRows, parse_ops
 
@@ -87,7 +86,7 @@ def check_traced(device: str, again: bool) -> int:
         if op_by_name(name)[0].unit == "vector" and dtype != "fp32":
             continue
         batch = as_measured(model, next(iter(batches_of(part))))
-        source = sources_of(price_batch(batch, Machine.of(model)).owner, len(batch))[0]
+        source = price_batch(batch, Machine.of(model)).owner.sources()[0]
         # of one number format each, in the quick run
         way = name, dtype if again else "", who(batch, model), source
         if way in traced_before and not again:
@@ -108,8 +107,7 @@ def seconds(model: hp.PerfModel, part: OpRows, sizes: dict[str, Any]) -> Any:
     one = dataclasses.replace(part, rows=part.rows[:1], labels={
         name: words[:1] for name, words in part.labels.items()
     })  # fmt: skip
-    op = dataclasses.replace(part.op, **sizes)
-    return traced_seconds(one, op, model, model.platform())
+    return OpPricer(model, one, tuple(sizes), ())._seconds(model.platform(), sizes)
 
 
 def test_a_call_s_steps_multiply_to_its_price() -> None:

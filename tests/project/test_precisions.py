@@ -23,8 +23,9 @@ from hybridperf.engine.closed import step_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures
 from hybridperf.explore.sharding import relaxed
 from hybridperf.hardware import load_device, load_system
-from hybridperf.model import PerfModel, canonical, durations
+from hybridperf.model import PerfModel, canonical
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
+from hybridperf.model.platform import durations
 from hybridperf.model.step_effects import StepEffects
 from hybridperf.model.step_table import step_durations, step_table
 from hybridperf.ops import Elementwise, OpCall

@@ -97,7 +97,7 @@ def test_rows_that_were_learned_from_narrow_graph_and_table_alike(cache) -> None
     frame = pd.DataFrame([words])
     row = predict_steps(frame, knobs=knobs, cache=cache).frame.iloc[0]
     batch = cache.understand(frame)
-    model = cache.prices(batch.rows[0].machine).model.with_steps(knobs)
+    model = dataclasses.replace(cache.prices(batch.rows[0].machine).model, steps=knobs)
     graph = predict(model, transformer(batch.configs[0]))
     assert graph.time_s == pytest.approx(row["predicted_s"], rel=SAME_S)
     own = np.log(row["high_s"] / row["predicted_s"])

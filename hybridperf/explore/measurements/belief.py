@@ -31,10 +31,11 @@ import pandas as pd
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.inputs import inputs_of
-from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, canonical, op_table
+from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, canonical
 from hybridperf.model.families import by_family
 from hybridperf.model.fit.knobs import KnobVector, padded_rows
 from hybridperf.model.fit.rows import parse_measured
+from hybridperf.model.platform import op_table
 from hybridperf.ops import GROUPS
 
 CASE_OVERHEAD_S = 1.0  # compiling, allocating and filling the tensors of one case
@@ -84,7 +85,7 @@ class Belief:
             for group, report in model.groups.items():
                 here = part.group == GROUPS.index(group)
                 inputs = inputs_of(part.op, part.work, len(part.rows))
-                inside = here & (report.outside(inputs) == 0) & report.measured_dtype(part.op)
+                inside = here & (report.box.outside(inputs) == 0) & report.measured_dtype(part.op)
                 known[part.rows[inside]] = report.rows
                 measured[part.rows[here]] = report.rows
                 if report.half_width is not None:

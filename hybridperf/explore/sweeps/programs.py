@@ -26,7 +26,7 @@ from hybridperf.explore.sweeps.target import Columns, Target, check_positive, pl
 from hybridperf.explore.sweeps.written import Part
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.model.calls import KINDS, kind_of
+from hybridperf.model.calls import kind_of, row_kinds
 from hybridperf.workloads.jax.program import load_program
 
 _SMALLEST_BATCH = 64
@@ -57,7 +57,7 @@ class ProgramTarget(Target):
         self._outputs = ["time_s", *outputs] if outputs else None
         columns: Sequence[str] = ("time_s",)
         if self._outputs:
-            groups = [KINDS[kind_of(call)] for call in workload.calls]
+            groups = [row_kinds()[kind_of(call)] for call in workload.calls]
             columns = outputs_of(lower(workload.graph), groups, self._outputs).columns
         self.results = {**dict.fromkeys(columns, float), "in_range": bool, "note": str}
 

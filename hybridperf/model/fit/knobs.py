@@ -25,10 +25,10 @@ import numpy as np
 from scipy.optimize import least_squares
 from threadpoolctl import threadpool_limits
 
-from hybridperf import model
 from hybridperf.hardware import LEVELS, MEMORY, DeviceSpec
 from hybridperf.io.namespace import Array
 from hybridperf.learning.prior.knobs import huber_data_only
+from hybridperf.model import platform as model
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import RooflineKnobs
 

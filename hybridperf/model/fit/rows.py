@@ -13,7 +13,7 @@ import pandas as pd
 from hybridperf.hardware import DeviceSpec, load_device, this_cpu
 from hybridperf.io import InputError, positive_column, require_columns
 from hybridperf.learning.inputs import Inputs, concatenate, inputs_of
-from hybridperf.model import OpTable, op_table
+from hybridperf.model.platform import OpTable, op_table
 from hybridperf.ops.table import ParsedOps, parse_ops
 
 FOLDS = 5

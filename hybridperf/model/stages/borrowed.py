@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.hardware import DeviceSpec
+from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.learning.prior import nobody
 from hybridperf.learning.prior.form import ROW_ROOFLINE
@@ -45,19 +45,10 @@ from hybridperf.model.batch import Batch
 from hybridperf.model.families import GATHERED, family_rows, gpu_of, references_of
 from hybridperf.model.lookup_prior import is_lookup, lookup_prior
 from hybridperf.model.sources import Code, Source
-from hybridperf.model.stages.closed import by_knobs, roofline_log_s
-from hybridperf.model.stages.family import by_family, kernel_floors
-from hybridperf.model.stages.images import by_form
-from hybridperf.model.stages.step import NOTHING_S, Machine, Priced, Step
-from hybridperf.model.stages.who import (
-    Who,
-    as_measured,
-    family_name,
-    is_measured,
-    is_narrow,
-    rate,
-    who,
-)
+from hybridperf.model.stages.closed import priced_alone
+from hybridperf.model.stages.family import kernel_floors
+from hybridperf.model.stages.step import NOTHING_S, Machine, Step
+from hybridperf.model.stages.who import as_measured, is_measured, rate
 from hybridperf.ops.attention import PUBLISHED_SHARE
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.rows import RowMachine, goes_by_rows
@@ -104,59 +95,44 @@ def by_stand_in(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequen
     """Seconds of the device whose calibration stands for this one, longer by the ratio of rooflines
     where its peak or bandwidth is less; shorter where it is more, by no more than its power gives.
     """
-    if who(batch, machine.model) is not Who.STAND_IN:
-        return []
     other = Machine.of(machine.model.stand_in)
     there = as_measured(other.model, batch.plain.on(other.device))
-    found = _own(there, other)
-    ratio = roofline_log_s(batch, machine, xp) - roofline_log_s(there, other, batch.xp)
+    found = priced_alone(there, other)
     own, of = machine.device, other.device
-    longer = xp.maximum(ratio, np.log(slowed(own, of) / slowed(of, own)))
+    longer = xp.maximum(log_s - found.roofline_log_s, np.log(slowed(own, of) / slowed(of, own)))
     source = Source(Code.STAND_IN, batch.group, of.id)
-    step = found.owner
-    return [
-        Step(
-            "form",
-            found.log_s - log_s,
-            source,
-            found.log_variance,
-            found.shared_log_variance,
-            step.outside,
-        ),
-        Step("device", longer, source),
-    ]
+    widths = found.log_variance, found.shared_log_variance
+    form = Step("form", found.log_s - log_s, source, *widths, found.owner.outside)
+    return [form, Step("device", longer, source)]
 
 
 def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
     """What other devices' calibrations say of ops that were not measured here."""
-    if who(batch, machine.model) is not Who.BORROWED:
-        return []
-    models, device = machine.model.references(), machine.device
-    found = reference_device(device, batch, models)
-    if is_lookup(batch.op):
+    models, device, op = machine.model.references(), machine.device, batch.op
+    found, matrix = reference_device(device, batch, models), op.unit == "matrix"
+    by_rows = batch.family and goes_by_rows(op) and RowMachine.of(device) is not None
+    shared: Array = ATTENTION_WIDTH if batch.group in _LONG_ATTENTION else PRODUCTS_WIDTH
+    if is_lookup(op):
         seconds, source, spread = _lookups(batch, machine, found, xp)
         shared = spread
-    elif _has_own_form(batch, device):
+    elif gpu_of(device) is not None and (batch.family == GATHERED or by_rows):
         seconds, source, spread = _own_form(batch, machine, found)
-        shared = width_of(batch) if source.what == "gathers" else spread
+        shared = shared if source.what == "gathers" else spread
     else:
         seconds, source = _share(batch, machine, found, models, log_s, xp)
-        matrix = batch.op.unit == "matrix"
         spread = ROW_WIDTH if matrix else LOOPS_ROW_WIDTH
-        shared = width_of(batch)
         if source.code in (Code.DATASHEET, Code.BELIEF) and not matrix:
             spread = shared = np.nan
-    measured = (
-        machine.alone if machine.model.stand_in is None else Machine.of(machine.model.stand_in)
-    )
-    if is_narrow(batch) and batch.group in measured.model.groups:
-        least = _own(batch.on(measured.device), measured.alone)
-        seconds = xp.maximum(seconds, least.seconds(batch.xp))
-    factor = xp.log(xp.maximum(seconds, NOTHING_S)) - log_s
+    stand_in = machine.model.stand_in
+    measured = machine if stand_in is None else Machine.of(stand_in)
     report = measured.model.groups.get(batch.group)
-    source = dataclasses.replace(source, only=() if report is None else report.dtypes)
-    far = np.full(len(batch), np.inf)
-    return [Step("borrowed", factor, source, spread**2, shared**2, outside=far)]
+    if report is not None:
+        source = dataclasses.replace(source, only=report.dtypes)
+        if DTYPE_BYTES[op.dtype] <= DTYPE_BYTES["fp16"]:
+            least = priced_alone(batch.on(measured.device), measured)
+            seconds = xp.maximum(seconds, least.seconds(batch.xp))
+    factor = xp.log(xp.maximum(seconds, NOTHING_S)) - log_s
+    return [Step("borrowed", factor, source, spread**2, shared**2, np.full(len(batch), np.inf))]
 
 
 def reference_device(device: DeviceSpec, batch: Batch, models: Sequence[Any]) -> Any | None:
@@ -180,13 +156,6 @@ def reference_device(device: DeviceSpec, batch: Batch, models: Sequence[Any]) ->
     return having[min(near, key=apart)][0] if near else None
 
 
-def width_of(batch: Batch) -> float:
-    """Deviation of the log of the share of the roofline that a reference device stands for."""
-    if is_lookup(batch.op):
-        return LOOKUPS_WIDTH
-    return ATTENTION_WIDTH if batch.group in _LONG_ATTENTION else PRODUCTS_WIDTH
-
-
 def slowed(device: DeviceSpec, of: DeviceSpec) -> float:
     """Seconds of a device over those of one with more power; less power gains nothing."""
     if device.tdp_w is None or of.tdp_w is None:
@@ -196,13 +165,9 @@ def slowed(device: DeviceSpec, of: DeviceSpec) -> float:
     return max(left**_PER_POWER, 1.0)
 
 
-def _own(batch: Batch, machine: Machine) -> Priced:
-    """What a device's own rows say, else its datasheet; traced where sizes are."""
-    xp = batch.xp
-    alone, priced = machine.alone, Priced(roofline_log_s(batch, machine, xp))
-    for stage in (by_knobs, by_form, by_family):
-        priced = priced.after(stage(batch, alone, priced.log_s, xp))
-    return priced
+def _slower(device: DeviceSpec, of: DeviceSpec) -> float:
+    """`slowed`, within an architecture."""
+    return slowed(device, of) if device.arch == of.arch else 1.0
 
 
 def _share(
@@ -220,14 +185,11 @@ def _share(
         latent = batch.group == "latent_attention"
         source = Source(Code.BELIEF if usual else Code.DATASHEET, batch.group)
         return roofline_s / share + (FIXED_S * _kernels(batch, xp) if latent else 0.0), source
-    other = Machine.of(found)
     there = as_measured(found, asked.plain.on(found.device))
-    own = batch.xp  # numbers where sizes are
-    measured_s = own.exp(_own(there, other).log_s)
-    bare_s = own.exp(roofline_log_s(there, other, own))
+    priced, own = priced_alone(there, Machine.of(found)), batch.xp  # numbers where sizes are
+    measured_s, bare_s = own.exp(priced.log_s), own.exp(priced.roofline_log_s)
     fixed_s = own.minimum(FIXED_S * _kernels(batch, own), own.maximum(measured_s - bare_s, 0.0))
-    slower = slowed(device, found.device) if device.arch == found.device.arch else 1.0
-    over = own.maximum((measured_s - fixed_s) / bare_s, 1.0) * slower
+    over = own.maximum((measured_s - fixed_s) / bare_s, 1.0) * _slower(device, found.device)
     return fixed_s + roofline_s * over, Source(Code.BORROWED, batch.group, found.device.id)
 
 
@@ -242,12 +204,10 @@ def _lookups(
     )
     if found is None:
         return xp.exp(log_s), Source(Code.FORM, "lookups"), spread
-    there_s = batch.xp.exp(_own(batch.plain.on(found.device), Machine.of(found)).log_s)
-    slower = (
-        slowed(machine.device, found.device) if machine.device.arch == found.device.arch else 1.0
-    )
+    there = priced_alone(batch.plain.on(found.device), Machine.of(found))
+    there_s = batch.xp.exp(there.log_s) * _slower(machine.device, found.device)
     source = Source(Code.FORM, "lookups", found.device.id)
-    return xp.maximum(xp.exp(log_s), there_s * slower), source, LOOKUPS_WIDTH
+    return xp.maximum(xp.exp(log_s), there_s), source, LOOKUPS_WIDTH
 
 
 def _own_form(batch: Batch, machine: Machine, found: Any | None) -> tuple[Array, Source, float]:
@@ -257,7 +217,7 @@ def _own_form(batch: Batch, machine: Machine, found: Any | None) -> tuple[Array,
     the beliefs where no device has such ops.
     """
     asked = batch if found is None else as_measured(found, batch)
-    adapted = None if found is None else found.families.get(family_name(asked))
+    adapted = None if found is None else found.families.get(asked.family)
     part, every = asked.part, np.ones(len(batch), bool)
     if batch.framework:
         words = np.full(len(batch), batch.framework, object)
@@ -268,19 +228,11 @@ def _own_form(batch: Batch, machine: Machine, found: Any | None) -> tuple[Array,
     else:
         alone = kernel_floors(asked, machine.device) if goes_by_rows(batch.op) else None
         log_s = adapted.by_form(rows, alone)
-    what = "gathers" if family_name(batch) == GATHERED else "passes over rows"
+    what = "gathers" if batch.family == GATHERED else "passes over rows"
     spread = ((ROW_ROOFLINE.law_sd or 0.0) ** 2 + rows.library_sd**2) ** 0.5
     device = "" if found is None else found.device.id
     seconds = array_module(log_s).exp(log_s)
     return seconds, Source(Code.FORM, what, device), GATHERS_WIDTH if what == "gathers" else spread
-
-
-def _has_own_form(batch: Batch, device: DeviceSpec) -> bool:
-    """Whether a closed form of its own prices an op on a device."""
-    if gpu_of(device) is None:
-        return False
-    by_rows = bool(family_name(batch)) and goes_by_rows(batch.op)
-    return family_name(batch) == GATHERED or (by_rows and RowMachine.of(device) is not None)
 
 
 def _wider(batch: Batch, device: DeviceSpec) -> Batch | None:
@@ -292,7 +244,7 @@ def _wider(batch: Batch, device: DeviceSpec) -> Batch | None:
     wide = {"gemm": "", "moe": "fp8_block"}.get(op.group)
     if quant != "nvfp4" or wide is None:
         return None
-    return batch.in_format(dataclasses.replace(op, dtype="fp8", quant=wide), device)
+    return batch.of(dataclasses.replace(op, dtype="fp8", quant=wide), device)
 
 
 def _kernels(batch: Batch, xp: Any) -> Array:

@@ -1,31 +1,39 @@
-"""By the datasheet, and by knobs and corrections that were fitted to a device's own groups of ops.
+"""By closed forms at the machine's numbers.
 
 datasheet    max(arithmetic / peak, bytes / bandwidth)
 knobs        the calibrated roofline (`ops/roofline.py`) with the knobs of the op's group
 learned      x exp(bounded correction), of groups that were measured (`learning/prior/alone.py`)
+form         forms of their own (`ops/images.py`): convolutions in groups, norms and pools of images
+             on GPUs; on cards that sum in 32 bits at half rate, whatever they have no rows of
+fused        loops, norms and copies as a framework fuses them into a step: by the datasheet
 varied       closed form at varied knobs over closed form at the fitted ones: what knobs of a
              group mean for ops that other stages price
-
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from hybridperf.hardware import LEVELS
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.learning.inputs import inputs_of
 from hybridperf.model.batch import Batch
-from hybridperf.model.platform import OpTable, Platform, durations, neutral_knobs, seconds
-from hybridperf.model.sources import Code, Source
-from hybridperf.model.stages.step import NOTHING_S, Machine, Step
-from hybridperf.model.stages.who import Who, who
-from hybridperf.ops import GROUPS
+from hybridperf.model.platform import OpTable, Platform, durations, neutral_knobs, op_table, seconds
+from hybridperf.model.sources import FUSED, Code, Source
+from hybridperf.model.stages.family import by_family, log_variance, told_of
+from hybridperf.model.stages.step import NOTHING_S, Machine, Priced, Stage, Step
+from hybridperf.model.stages.who import FORMS, Who, is_measured, who
+from hybridperf.ops.images import GpuFacts
 from hybridperf.ops.rows import KERNEL_S
+
+# Deviations of logs of ops by forms of their own, believed: of one op, of what all of them have in
+# common. Nine in ten whole steps of timm's models that no constant has seen lie within 16 %
+FORM_WIDTH, SHARED_FORM_WIDTH = 0.45, 0.15
 
 
 def roofline_log_s(batch: Batch, machine: Machine, xp: Any = np) -> Array:
@@ -36,26 +44,15 @@ def roofline_log_s(batch: Batch, machine: Machine, xp: Any = np) -> Array:
 def rooflines(batches: Sequence[Batch], machine: Machine, xp: Any = np) -> list[Array]:
     """`roofline_log_s` of each batch, calculated at once."""
     numbers = dataclasses.replace(machine.numbers, knobs=neutral_knobs())
-    columns = [table(one, 1.0) for one in batches]
-    together = jax.tree.map(lambda *parts: array_module(*parts).concatenate(parts), *columns)
-    ends = np.cumsum([len(one) for one in batches])
-    log_s = _logs(together, numbers, xp)
-    return [log_s[end - len(one) : end] for one, end in zip(batches, ends.tolist(), strict=True)]
+    tables = [op_table(one.part) for one in batches]
+    together = jax.tree.map(lambda *parts: array_module(*parts).concatenate(parts), *tables)
+    ends, log_s = np.cumsum([len(one) for one in batches]).tolist(), _logs(together, numbers, xp)
+    return [log_s[end - len(one) : end] for one, end in zip(batches, ends, strict=True)]
 
 
 def closed_log_s(batch: Batch, machine: Machine, xp: Any = np) -> Array:
     """Log of the closed form's seconds [R] with the knobs of the machine's numbers."""
     return _log_s(batch, machine.numbers, floors(batch, machine), xp)
-
-
-def table(batch: Batch, share: float) -> OpTable:
-    """The batch as `durations` reads it, without corrections; `share`: of launch floors."""
-    rows = len(batch)
-    return OpTable(
-        work=batch.work, peak_flops_per_s=np.full(rows, batch.part.peak_flops_per_s),
-        group=np.full(rows, GROUPS.index(batch.group), np.int32), times=np.ones(rows),
-        floors=np.full(rows, share), correction=np.zeros(rows),
-    )  # fmt: skip
 
 
 def floors(batch: Batch, machine: Machine) -> float:
@@ -69,12 +66,11 @@ def floors(batch: Batch, machine: Machine) -> float:
         return 0.0
     if not batch.issued_apart or machine.device.kind != "gpu":
         return 1.0
-    floor_s = float(np.asarray(machine.model.knobs.floor_s)[GROUPS.index(batch.group)])
-    return KERNEL_S / max(floor_s, KERNEL_S)
+    return KERNEL_S / max(float(machine.model.knobs.floor_s[batch.part.group[0]]), KERNEL_S)
 
 
 def _log_s(batch: Batch, numbers: Platform, share: float, xp: Any) -> Array:
-    return _logs(table(batch, share), numbers, xp)
+    return _logs(op_table(batch.part, share), numbers, xp)
 
 
 def _logs(of: OpTable, numbers: Platform, xp: Any) -> Array:
@@ -84,25 +80,53 @@ def _logs(of: OpTable, numbers: Platform, xp: Any) -> Array:
 
 def by_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
     """The calibrated roofline, and what was learned of the op's group."""
-    of, model = who(batch, machine.model), machine.model
-    if of not in (Who.GROUP, Who.DATASHEET):
-        return []
     knobs = closed_log_s(batch, machine, xp) - log_s
-    report = model.groups.get(batch.group)
+    report = machine.model.groups.get(batch.group)
+    far, source = np.full(len(batch), np.inf), Source(Code.DATASHEET, batch.group)
     if report is None:
-        far = np.full(len(batch), np.inf)
-        return [Step("knobs", knobs, Source(Code.DATASHEET, batch.group), np.nan, np.nan, far)]
+        return [Step("knobs", knobs, source, np.nan, np.nan, far)]
     inputs = inputs_of(batch.op, batch.work, len(batch))
-    measured = of is Who.GROUP
-    outside = report.outside(inputs) if measured else np.full(len(batch), np.inf)
-    variance = report.deviation(outside) ** 2 if measured else np.nan
-    only = () if measured else report.dtypes
-    code = Code.OWN_ROWS if measured else Code.DATASHEET
-    source = Source(code, batch.group, rows=report.rows, only=only)
-    steps = [Step("knobs", knobs, source, variance, variance, outside)]
-    if report.residual is not None:
-        steps.append(Step("learned", report.correction(inputs), source))
-    return steps
+    if is_measured(machine.model, batch):
+        outside = report.box.outside(inputs)
+        variance = report.deviation(outside) ** 2
+        source = Source(Code.OWN_ROWS, batch.group, rows=report.rows)
+        step = Step("knobs", knobs, source, variance, variance, outside)
+    else:
+        source = dataclasses.replace(source, rows=report.rows, only=report.dtypes)
+        step = Step("knobs", knobs, source, np.nan, np.nan, far)
+    if report.residual is None:
+        return [step]
+    return [step, Step("learned", report.correction(inputs), source)]
+
+
+def by_form(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """Seconds of a form of its own."""
+    gpu, numbers = GpuFacts.of(machine.device, batch.op), machine.numbers
+    assert gpu is not None  # `who` has asked
+    gpu = dataclasses.replace(
+        gpu, peak_flops_per_s=gpu.peak_flops_per_s * numbers.peak_flops_scale,
+        vector_flops_per_s=gpu.vector_flops_per_s * numbers.peak_flops_scale,
+        memory_bytes_per_s=numbers.memory_bytes_per_s,
+        l2_bytes=numbers.level_bytes[LEVELS.index("l2")],
+    )  # fmt: skip
+    form_s = batch.whole(FORMS[batch.op.group](batch.op, gpu))
+    form = xp.log(xp.maximum(form_s, NOTHING_S)) - log_s
+    source, far = Source(Code.FORM, "images"), np.full(len(batch), np.inf)
+    return [Step("form", form, source, FORM_WIDTH**2, SHARED_FORM_WIDTH**2, far)]
+
+
+def by_bandwidth(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """A fused loop as the datasheet has it: there is nothing to measure; how far off it is is
+    believed of what was measured of such ops by themselves.
+    """
+    variance = np.nan if xp is np else 0.0  # what is traced asks for no interval
+    if xp is np and (of := who(batch.by_itself, machine.model)) is Who.FAMILY:
+        told = machine.told.get(id(batch)) or told_of([batch], machine)[id(batch)]
+        variance = log_variance(told[-1])
+    elif xp is np and of is Who.GROUP:
+        variance = by_knobs(batch.by_itself, machine, log_s, xp)[0].log_variance
+    nothing = np.zeros(len(batch))
+    return [Step("datasheet", nothing, FUSED, variance, variance, nothing)]
 
 
 def by_varied_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
@@ -114,3 +138,17 @@ def by_varied_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Se
     before = machine._replace(numbers=dataclasses.replace(machine.numbers, knobs=fitted))
     moved = closed_log_s(batch, machine, xp) - closed_log_s(batch, before, xp)
     return [Step("knobs", moved, Source(Code.KNOBS, batch.group))]
+
+
+# by a device's own numbers and rows alone
+OWN: Mapping[Who, Stage] = {
+    Who.FORM: by_form, Who.FAMILY: by_family, Who.GROUP: by_knobs, Who.DATASHEET: by_knobs,
+}  # fmt: skip
+
+
+def priced_alone(batch: Batch, machine: Machine) -> Priced:
+    """What a device's own rows say of ops, else its datasheet; traced where sizes are."""
+    machine, xp = machine.alone, batch.xp
+    log_s = roofline_log_s(batch, machine, xp)
+    stage = OWN[who(batch, machine.model)]
+    return Priced(log_s, log_s).after(stage(batch, machine, log_s, xp))

@@ -27,8 +27,8 @@ from hybridperf.model.batch import Batch
 from hybridperf.model.families import family_rows, framework_of, with_defaults, with_slots
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import Machine, Step
-from hybridperf.model.stages.who import Who, family_name, who
-from hybridperf.ops import Op, Quantise
+from hybridperf.model.stages.who import Who, who
+from hybridperf.ops import Quantise
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.ops.rows import KERNEL_S, goes_by_rows
 
@@ -43,10 +43,7 @@ UNKNOWN_KERNEL_OCTAVES = 1.0
 
 def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
     """The family's form and what was learned of it."""
-    if who(batch, machine.model) is not Who.FAMILY:
-        return []
-    name = family_name(batch)
-    adapted = machine.model.families[name]
+    name, adapted = batch.family, machine.model.families[batch.family]
     rows, assumed, told = machine.told.get(id(batch)) or told_of([batch], machine)[id(batch)]
     known = np.isin(rows.implementation, adapted.knobs.implementations)
     outside = told.outside + np.where(known, 0.0, UNKNOWN_KERNEL_OCTAVES)
@@ -59,11 +56,9 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
         words = "; ".join(filter(None, (what, never)))
         one = Source(code, name, rows=adapted.rows, assumed=words, unknown_kernel=bool(never))
         source[here] = [one] * int(here.sum())
-    form = told.closed_log_s - log_s
-    learned = told.log_s - told.closed_log_s
     return [
-        Step("form", form, source, variance, variance, outside),
-        Step("learned", learned, source),
+        Step("form", told.closed_log_s - log_s, source, variance, variance, outside),
+        Step("learned", told.log_s - told.closed_log_s, source),
         *_apart(batch, machine, told.log_s, xp, source),
     ]
 
@@ -79,16 +74,15 @@ def told_of(
         fused = who(batch, machine.model) is Who.FUSED
         run = batch.by_itself if fused else batch
         if who(run, machine.model) is Who.FAMILY:
-            name = family_name(run)
-            rows, assumed = rows_of(run, machine.model.families[name], machine)
-            alike = name, rows.form.name, rows.own_work is None, fused
+            rows, assumed = rows_of(run, machine.model.families[run.family], machine)
+            alike = run.family, rows.form.name, rows.own_work is None, fused
             asked.setdefault(alike, []).append((batch, rows, assumed))
     found = {}
-    for (name, *_, fused), parts in asked.items():
+    for (family, *_, fused), parts in asked.items():
         floors = [kernel_floors(batch, machine.device) for batch, _, _ in parts]
         alone = None if fused else np.concatenate(floors)
         together = parts[0][1] if len(parts) == 1 else concatenate([rows for _, rows, _ in parts])
-        told, at = predicted(machine.model.families[name], together, alone), 0
+        told, at = predicted(machine.model.families[family], together, alone), 0
         for batch, rows, assumed in parts:
             found[id(batch)] = rows, assumed, told.rows(slice(at, at + len(batch)))
             at += len(batch)
@@ -101,12 +95,10 @@ def log_variance(told: Predicted) -> Array:
 
 
 def tiles_log_factor(batch: Batch, machine: Machine) -> np.ndarray | None:
-    """What waves of thread blocks and serial steps make of the form's seconds, in logs [R]; None
-    where the family's form has none.
+    """What waves of thread blocks and serial steps make of a family's form, in logs [R]; None where
+    it has none.
     """
-    if who(batch, machine.model) is not Who.FAMILY:
-        return None
-    adapted = machine.model.families[family_name(batch)]
+    adapted = machine.model.families[batch.family]
     rows, _ = rows_of(batch, adapted, machine)
     if rows.own_work is not None:
         return None
@@ -120,19 +112,19 @@ def rows_of(batch: Batch, adapted: Adapted, machine: Machine) -> tuple[FamilyRow
     that was met; what was assumed of each [R]).
     """
     slots = adapted.prior.population.implementations
-    part, every = batch.part, np.ones(len(batch), bool)
-    if batch.framework and goes_by_rows(batch.op):  # by a library's plan, measured or not
-        library = np.full(len(batch), batch.framework, object)
-        part = dataclasses.replace(part, labels={"framework": library})
-    elif batch.framework:
+    named: list[dict[str, str]] = [{"framework": batch.framework}] if batch.framework else [{}]
+    # by a library's plan, measured or not; else by the first kernel that was
+    if batch.framework and not goes_by_rows(batch.op):
         usual = _usual_kernel(machine.device.arch, batch)
-        for words in filter(None, (usual, {"framework": batch.framework})):
-            labels = {key: np.full(len(batch), word, object) for key, word in words.items()}
-            run = dataclasses.replace(part, labels=labels)
-            rows = family_rows(run, every, machine.device, machine.numbers)
-            if np.isin(with_defaults(rows, slots)[0].implementation, slots).all():
-                return with_defaults(rows, slots)
-    return with_defaults(family_rows(part, every, machine.device, machine.numbers), slots)
+        named = [*filter(None, (usual, *named)), {}]
+    for words in named:
+        labels = {key: np.full(len(batch), word, object) for key, word in words.items()}
+        part = dataclasses.replace(batch.part, labels={**batch.part.labels, **labels})
+        rows = family_rows(part, np.ones(len(batch), bool), machine.device, machine.numbers)
+        rows, assumed = with_defaults(rows, slots)
+        if np.isin(rows.implementation, slots).all():
+            break
+    return rows, assumed
 
 
 def predicted(adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = None) -> Predicted:
@@ -143,19 +135,16 @@ def predicted(adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = Non
     without a bias by what they take elsewhere.
     """
     found, known = adapted.predict(rows, alone), adapted.prior.population.implementations
-    slots = rows.implementation.copy()
-    for slot in dict.fromkeys(slots):
-        if (twin := _with_bias(slot)) in known:
-            slots[slots == slot] = twin
+    twins = {slot: _with_bias(slot) for slot in dict.fromkeys(rows.implementation)}
+    named = [twins[slot] if twins[slot] in known else slot for slot in rows.implementation]
+    slots = np.array(named, object)
     bare = slots != rows.implementation
     if not bare.any():
         return found
-    biased = with_slots(rows, slots)
-    values, names = biased.inputs.values.copy(), biased.inputs.names
-    values = put(values, (bare, names.index("bias")), 1.0)
-    biased = dataclasses.replace(biased, inputs=Inputs(names, values))
-    module = array_module(found.log_s)
-    most = adapted.predict(biased).log_s
+    biased, module = with_slots(rows, slots), array_module(found.log_s)
+    names = biased.inputs.names
+    values = put(biased.inputs.values.copy(), (bare, names.index("bias")), 1.0)
+    most = adapted.predict(dataclasses.replace(biased, inputs=Inputs(names, values))).log_s
     less = module.where(bare, module.minimum(most - found.log_s, 0.0), 0.0)
     shifted = {name: getattr(found, name) + less for name in ("log_s", "low_log_s", "high_log_s")}
     return dataclasses.replace(found, **shifted)
@@ -209,7 +198,7 @@ def _apart(
     making their input narrow. Others take longer than their launch and stay as they are.
     """
     op: Any = batch.op
-    device, family = machine.device, family_name(batch)
+    device, family = machine.device, batch.family
     if not batch.issued_apart:
         return []
     if family == ELEMENTWISE and hasattr(op, "rows") and device.kind == "gpu":
@@ -218,8 +207,10 @@ def _apart(
         element_s = _family_s(long, family, machine) / LONG_LOOP
         apart = xp.log(KERNEL_S + element_s * batch.size("rows") * batch.size("cols"))
         return [Step("apart", xp.minimum(apart - log_s, 0.0), source)]
-    if family == PRODUCTS and _narrows(op) and QUANTISE in machine.model.families:
-        made = batch.of(Quantise(op.dtype, op.m, op.k, quant=op.quant), device)
+    quant = getattr(op, "quant", "") if op.group == "gemm" else ""
+    narrows = bool(quant) and SCHEMES[quant].narrow_bytes > 0
+    if family == PRODUCTS and narrows and QUANTISE in machine.model.families:
+        made = batch.of(Quantise(op.dtype, op.m, op.k, quant=quant), device)
         wide = batch.of(dataclasses.replace(op, quant=""), device)
         whole_s = xp.exp(log_s)
         left_s = whole_s - _family_s(made, QUANTISE, machine)
@@ -233,7 +224,7 @@ def kernel_floors(batch: Batch, device: DeviceSpec) -> np.ndarray:
     """[R] what ops take at least without the launch that tables of single ops include, of norms and
     softmax issued apart; not a number of others.
     """
-    by_rows = family_name(batch) in BY_ROWS and device.kind == "gpu"
+    by_rows = batch.family in BY_ROWS and device.kind == "gpu"
     return np.full(len(batch), KERNEL_S if batch.issued_apart and by_rows else np.nan)
 
 
@@ -243,8 +234,3 @@ def _family_s(batch: Batch, family: str, machine: Machine) -> Array:
     rows, _ = rows_of(dataclasses.replace(batch, framework=""), adapted, machine)
     log_s = adapted.predict(rows).log_s
     return array_module(log_s).exp(log_s)
-
-
-def _narrows(op: Op) -> bool:
-    quant = getattr(op, "quant", "") if op.group == "gemm" else ""
-    return bool(quant) and SCHEMES[quant].narrow_bytes > 0

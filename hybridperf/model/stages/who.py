@@ -1,6 +1,6 @@
 """Who says what an op takes: the first of a list that knows such ops.
 
-    form        a closed form of its own, where rows say nothing of such ops (`images.py`)
+    form        a closed form of its own, where rows say nothing of such ops (`ops/images.py`)
     fused       a loop that a framework fuses into a step: bytes at the datasheet's bandwidth
     family      rows of this device, or what other devices show of a family (an adapted prior)
     group       rows of this device, by knobs of its own
@@ -8,60 +8,47 @@
     borrowed    what other devices' calibrations say (`borrowed.py`)
     datasheet   the roofline
 
-That is decided once for a batch: it depends on nothing that varies within one.
+That depends on nothing that varies within a batch. Machines are `PerfModel`s.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
 from hybridperf.io import InputError
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.batch import Batch
-from hybridperf.model.families import family_of
-from hybridperf.ops import FUSED, Op
-from hybridperf.ops.images import GpuFacts
+from hybridperf.ops import FUSED, Op, images
 
-# kinds of ops that have a closed form of their own
-FORMS = (
-    "convolution", "image_norm", "image_pool", "gemm", "batched_gemm", "prefill_attention",
-    "encoder_attention",
-)  # fmt: skip
+# seconds of kinds of ops that have a closed form of their own
+FORMS: Mapping[str, Callable[[Any, images.GpuFacts], Any]] = {
+    "convolution": images.convolution_s, "image_norm": images.image_norm_s,
+    "image_pool": images.image_pool_s, "gemm": images.product_s, "batched_gemm": images.product_s,
+    "prefill_attention": images.attention_s, "encoder_attention": images.attention_s,
+}  # fmt: skip
 _TWINS = {"fp16": "bf16", "bf16": "fp16"}
 
-
-class Who(enum.Enum):
-    """Who says what the ops of a batch take."""
-
-    FORM = enum.auto()
-    FUSED = enum.auto()
-    FAMILY = enum.auto()
-    GROUP = enum.auto()
-    STAND_IN = enum.auto()
-    BORROWED = enum.auto()
-    DATASHEET = enum.auto()
+Who = enum.Enum("Who", ["FORM", "FUSED", "FAMILY", "GROUP", "STAND_IN", "BORROWED", "DATASHEET"])
 
 
 def who(batch: Batch, model: Any) -> Who:
-    """Who says what the ops of a batch take on a calibrated device (`Calibration`)."""
+    """Who says what the ops of a batch take on a machine."""
     if goes_by_form(batch, model):
         return Who.FORM
     if batch.kernel == FUSED:
         return Who.FUSED
-    if not batch.inlined and family_name(batch) in model.families:
+    if not batch.inlined and batch.family in model.families:
         return Who.FAMILY
     if is_measured(model, batch):
         return Who.GROUP if batch.group in model.groups else Who.DATASHEET
-    if model.stand_in is not None and is_measured(
-        model.stand_in, as_measured(model.stand_in, batch)
-    ):
+    other = model.stand_in
+    if other is not None and is_measured(other, as_measured(other, batch)):
         return Who.STAND_IN
-    if model.references is not None and model.device.kind == "gpu":
-        return Who.BORROWED
-    return Who.DATASHEET
+    return Who.BORROWED if model.refers else Who.DATASHEET
 
 
 def goes_by_form(batch: Batch, model: Any) -> bool:
@@ -73,29 +60,23 @@ def goes_by_form(batch: Batch, model: Any) -> bool:
     other cards reach of their peaks do not carry over. A bare datasheet stays one.
     """
     kind, known = batch.op.group, model.references or model.stand_in or model.families
-    if kind not in FORMS or not known or GpuFacts.of(model.device, batch.op) is None:
+    if kind not in FORMS or not known or images.GpuFacts.of(model.device, batch.op) is None:
         return False
     if batch.op.unit != "matrix":
         return True
-    measured = model.stand_in or model
     if kind == "convolution" and batch.group != kind:
-        report = measured.groups.get(batch.group)
+        report = model.measured.groups.get(batch.group)
         return report is None or not report.lowest
     narrow = DTYPE_BYTES[batch.op.dtype] == DTYPE_BYTES["fp16"]
     plain = narrow and not getattr(batch.op, "quant", "")
-    if not plain or model.device.fp32_sums_rate == 1.0 or family_name(batch) in model.families:
+    if not plain or model.device.fp32_sums_rate == 1.0 or batch.family in model.families:
         return False
-    return not is_measured(measured, as_measured(measured, batch))
-
-
-def family_name(batch: Batch) -> str:
-    """The family of a batch; empty where no prior knows its group."""
-    return family_of(batch.group, batch.op.dtype) or ""
+    return not is_measured(model.measured, as_measured(model.measured, batch))
 
 
 def is_measured(model: Any, batch: Batch) -> bool:
     """Whether a calibration has rows of such ops in such numbers."""
-    adapted, report = model.families.get(family_name(batch)), model.groups.get(batch.group)
+    adapted, report = model.families.get(batch.family), model.groups.get(batch.group)
     # the report of a group that a family prices has neither a range nor formats
     own = report is not None and bool(report.dtypes or report.lowest)
     return (adapted is not None and adapted.rows > 0) or (own and report.measured_dtype(batch.op))
@@ -103,13 +84,13 @@ def is_measured(model: Any, batch: Batch) -> bool:
 
 def as_measured(model: Any, batch: Batch) -> Batch:
     """The batch in the 16-bit format that a calibration has, where both multiply at one rate."""
-    twin = _TWINS.get(batch.op.dtype)
-    if twin is None or not rate(model.device, batch.op) or _in_slots(model, batch):
+    twin, peak = _TWINS.get(batch.op.dtype), rate(model.device, batch.op)
+    if twin is None or not peak or _in_slots(model, batch):
         return batch
     twin_op = dataclasses.replace(batch.op, dtype=twin)
-    if rate(model.device, batch.op) != rate(model.device, twin_op):
+    if rate(model.device, twin_op) != peak:
         return batch
-    other = batch.in_format(twin_op, model.device)
+    other = batch.of(twin_op, model.device)
     return other if _in_slots(model, other) else batch
 
 
@@ -121,14 +102,9 @@ def rate(device: DeviceSpec, op: Op) -> float:
         return 0.0
 
 
-def is_narrow(batch: Batch) -> bool:
-    """Whether its numbers have at most 16 bits."""
-    return DTYPE_BYTES[batch.op.dtype] <= DTYPE_BYTES["fp16"]
-
-
 def _in_slots(model: Any, batch: Batch) -> bool:
     """Whether an adapted prior has met ops of this family and number format."""
-    adapted = model.families.get(family_name(batch))
+    adapted = model.families.get(batch.family)
     return adapted is not None and any(
         OpImplementation.parse(name).dtype == batch.op.dtype
         for name in adapted.knobs.implementations

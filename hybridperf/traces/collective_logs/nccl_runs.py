@@ -188,9 +188,10 @@ def _rows(run: Run, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]
         return f"skipped: {run.skip}"
     test, machines = run.test, run.machines
     if test is None or test in COLLECTIVES:
-        machines = machines or _machines(run, hints)
-        if isinstance(machines, str):
-            return f"skipped: {machines}"
+        told = machines or _machines(run, hints)
+        if isinstance(told, str):
+            return f"skipped: {told}"
+        machines = told
         if machines.n_gpus == 1:
             return f"skipped: {ALONE}"
         test = test or _test(run, machines, hints)

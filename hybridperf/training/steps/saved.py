@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pandas as pd
@@ -32,7 +33,7 @@ def saved_model(
     with settled(folder):
         there = (folder / "model.json").exists()
     if there:
-        model = load_model(folder).with_steps(adaptation)
+        model = dataclasses.replace(load_model(folder), steps=adaptation)
         model.save(folder)
         return model
     cache = shared_price_cache()
@@ -56,7 +57,7 @@ def saved_model(
             " folder of a model, or keep the efficiencies alone by --save-knobs"
         )
     with replacing_in(folder) as new:
-        priced.with_steps(adaptation).save(new)
+        dataclasses.replace(priced, steps=adaptation).save(new)
         if priced.collectives is not None:
             priced.collectives.save(new)
     return load_model(folder)
