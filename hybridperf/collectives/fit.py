@@ -20,7 +20,6 @@ import pandas as pd
 
 from hybridperf.collectives import versions, widths
 from hybridperf.collectives.form import ALPHA_BETA
-from hybridperf.collectives.measured import MeasuredSizes
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
 from hybridperf.collectives.rows import CollectiveRows, checked, collective_rows, implementations
 from hybridperf.collectives.traffic import link_of
@@ -136,9 +135,7 @@ def fit_collectives(
         start, seen, time_s, keep_rows, own_hyper_rows=_OWN_HYPER_ROWS, blended=known is not None
     )  # fmt: skip
     about["rows"] = len(usable)
-    model = CollectiveModel(
-        spec, adapted, about, MeasuredSizes.of(seen), seen.usual_versions(), met
-    )
+    model = CollectiveModel(spec, adapted, about, seen.measured(), seen.usual_versions(), met)
     report = CollectiveReport(len(usable), dropped, _held_out(model, usable), measured)
     return dataclasses.replace(model, provenance={**about, "fit": report.summary()}), report
 

@@ -22,11 +22,11 @@ import numpy as np
 from hybridperf import io
 from hybridperf.collectives import form, network, price, traffic, widths
 from hybridperf.collectives.algorithms.told import not_told_apart
-from hybridperf.collectives.measured import MeasuredSizes, limits_of, nearness
 from hybridperf.collectives.price import LOG2_BYTES, CollectiveTable, Curves
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
     CollectiveRows,
+    MeasuredSizes,
     checked,
     collective_rows,
     joined,
@@ -62,16 +62,10 @@ class Kinds(NamedTuple):
     """Kinds of collectives on a system: rows of one kind differ in bytes alone."""
 
     table: CollectiveTable  # [C] of one byte
-    least_bytes: np.ndarray  # [C] of what was measured of it, not taken for another
-    most_bytes: np.ndarray  # [C]
     met: np.ndarray  # bool [C] its own collective, library and link were measured
     bus_factor: np.ndarray  # [C]
     remarks: np.ndarray  # object [C]
-
-    def near(self, kind: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
-        """Whether rows [N] of some kinds lie inside the sizes that were measured of them."""
-        low, high = self.least_bytes[kind], self.most_bytes[kind]
-        return np.asarray((bytes_ >= low) & (bytes_ <= high))
+    near: np.ndarray  # bool [N] rows that lie inside the sizes that were measured of their kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,17 +121,17 @@ class CollectiveModel:
         if len(good):
             at, bytes_ = good.index.to_numpy(), good["bytes"].to_numpy(np.float64)
             kinds, kind = self.kinds(good)
-            table, near = kinds.table.rows(kind).sized(bytes_), kinds.near(kind, bytes_)
+            table, outside = kinds.table.rows(kind).sized(bytes_), kinds.met[kind] & ~kinds.near
             said, bare = (price.price(one, self.links()) for one in (table, self.bare(table)))
             half = NINE_OF_TEN * np.sqrt(said.log_variance)
             out["predicted_s"][at], out["roofline_s"][at] = said.seconds, bare.seconds
             out["low_s"][at] = said.seconds * np.exp(-half)
             out["high_s"][at] = said.seconds * np.exp(half)
             out["bus_bytes_per_s"][at] = bytes_ / said.seconds * kinds.bus_factor[kind]
-            in_range[at] = near
+            in_range[at] = kinds.near
             too_many = table.ranks_per_node > self.system.accelerators_per_node
             note[at] = joined(
-                assumed[at], kinds.remarks[kind], np.where(~near & kinds.met[kind], _OUTSIDE, ""),
+                assumed[at], kinds.remarks[kind], np.where(outside, _OUTSIDE, ""),
                 np.where(too_many, self.crowded_remark, ""),
             )  # fmt: skip
         return frame.assign(**out, in_range=in_range, note=note)
@@ -164,14 +158,14 @@ class CollectiveModel:
             part = known.assign(n_gpus=ranks, n_nodes=np.where(inside, 1.0, rows.nodes))
             of_node = collective_rows(part, self.system, self.versions)
             table = dataclasses.replace(table, least=self._table(part, of_node, strange))
-        low, high = limits_of(self.measured, rows)
+        near = ~strange[kind] & rows.within(self.measured, kind, good["bytes"].to_numpy())
         factor = np.array(list(map(traffic.bus_factor, known["collective"], known["n_gpus"])))
         met, remarks = np.zeros(len(rows), bool), np.full(len(rows), _DATASHEET_ALONE, object)
         if self.adapted is not None:
             met = rows.among(self.adapted.knobs.implementations)
             remarks = self._remarks(given, rows, met, strange)
             met = met & ~strange & bool(self.adapted.rows)
-        return Kinds(table, np.where(strange, np.inf, low), high, met, factor, remarks), kind
+        return Kinds(table, met, factor, remarks, near), kind
 
     @functools.cached_property
     def _inside_alone(self) -> list[str]:
@@ -221,7 +215,7 @@ class CollectiveModel:
         # Without any measurement the prior counts for all but what goes over a network: there the
         # closed form alone was nearer for each of four networks left out.
         alone = np.where(rows.nodes > 1, 0.0, 1.0)
-        share = (nearness(self.measured, rows) if adapted.rows else alone)[:, None]
+        share = (rows.nearness(self.measured) if adapted.rows else alone)[:, None]
         if not adapted.rows or (share < 1).any():
             without = widths.unmeasured(prior, rows)[:, None]
             # without rows: wider by the same where sizes lie beyond what the prior has seen
@@ -294,14 +288,12 @@ class CollectiveModel:
         table = kinds.table.rows(kind).sized(bytes_).held()
         if pairs:
             rows = list(pairs)
-            sent = [
-                traffic.pair_traffic(pairs[at], len(pairs[at]) // int(table.nodes[at]))
-                for at in rows
-            ]
+            ranks = {at: len(pairs[at]) // int(table.nodes[at]) for at in rows}
+            sent = [traffic.pair_traffic(pairs[at], ranks[at]) for at in rows]
             inside, across, talking = np.transpose(sent)
             part = kinds.table.rows(kind[rows]).carrying(inside, across, talking, self.links())
             table = table.with_rows(rows, part.held())
-        return table, kinds.near(kind, bytes_)
+        return table, kinds.near
 
     def bare(self, table: CollectiveTable) -> CollectiveTable:
         """The same collectives by the datasheet's latency and rates alone."""

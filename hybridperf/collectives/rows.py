@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from hybridperf.hardware import SystemSpec
 from hybridperf.io import InputError, real_numbers, require_columns
 from hybridperf.io.later import pd
 from hybridperf.learning.inputs import Inputs
+from hybridperf.learning.prior.family import SLACK_OCTAVES
 from hybridperf.learning.prior.form import ClosedForm
 from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 
@@ -34,8 +35,22 @@ _DTYPES = {
     "float16": "half", "fp16": "half", "float32": "float", "fp32": "float", "float64": "double",
     "bf16": "bfloat16",
 }  # fmt: skip
+# of ranks per node or nodes: doubling either leaves a fiftieth of what was learned
+_FADING_OCTAVES = 0.5
+_SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as inside
 # libraries whose `variant` tells where they ran, not which kernel
 _VARIANT_IS_ENVIRONMENT = ("nccl", "rccl", "gloo")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredSizes:
+    """Sizes of one collective, library and link that were measured on one placement of ranks."""
+
+    group: str  # a `CollectiveImplementation` as text
+    ranks_per_node: int
+    nodes: int
+    least_bytes: float
+    most_bytes: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +96,42 @@ class CollectiveRows:
         counts = Counter(zip(self.group, self.version, strict=True))
         usual = dict(sorted(counts, key=lambda kind: counts[kind]))
         return {group: version for group, version in usual.items() if version}
+
+    @functools.cached_property
+    def place(self) -> list[tuple[str, int, int]]:
+        """[N] group, ranks per node and nodes."""
+        ranks, nodes = (column.astype(int).tolist() for column in (self.ranks_per_node, self.nodes))
+        return list(zip(self.group.tolist(), ranks, nodes, strict=True))
+
+    def measured(self) -> tuple[MeasuredSizes, ...]:
+        """Which sizes there are among the rows."""
+        sizes: dict[tuple[str, int, int], list[float]] = {}
+        for place, size in zip(self.place, self.bytes.tolist(), strict=True):
+            sizes.setdefault(place, []).append(size)
+        return tuple(MeasuredSizes(*at, min(of), max(of)) for at, of in sorted(sizes.items()))
+
+    def nearness(self, measured: Sequence[MeasuredSizes]) -> np.ndarray:
+        """1 where a row's group was measured on its placement, 0 far from it [N]."""
+        octaves = []
+        for group, g, nodes in self.place:
+            apart = (
+                np.hypot(np.log2(g / one.ranks_per_node), np.log2(nodes / one.nodes))
+                for one in measured
+                if one.group == group
+            )
+            octaves.append(min(apart, default=np.inf))
+        return np.exp(-((np.array(octaves) / _FADING_OCTAVES) ** 2))
+
+    def within(
+        self, measured: Sequence[MeasuredSizes], kind: np.ndarray, bytes_: np.ndarray
+    ) -> np.ndarray:
+        """Whether so many bytes [M] of some of these kinds count as measured."""
+        sizes = {
+            (one.group, one.ranks_per_node, one.nodes): (one.least_bytes, one.most_bytes)
+            for one in measured
+        }
+        low, high = np.array([sizes.get(place, (np.inf, 0.0)) for place in self.place]).T[:, kind]
+        return np.asarray((bytes_ >= low / _SLACK) & (bytes_ <= high * _SLACK))
 
     def rows(self, keep: np.ndarray) -> CollectiveRows:
         names = ("seconds", "bytes", "ranks_per_node", "nodes", "steps", "implementation")

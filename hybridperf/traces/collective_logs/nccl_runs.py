@@ -186,17 +186,17 @@ def _rows(run: Run, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]
     """As `usable`, of a run with rows; a string tells why it is skipped."""
     if run.skip:
         return f"skipped: {run.skip}"
-    test, machines = run.test, run.machines
-    if test is None or test in COLLECTIVES:
-        told = machines or _machines(run, hints)
-        if isinstance(told, str):
-            return f"skipped: {told}"
-        machines = told
-        if machines.n_gpus == 1:
-            return f"skipped: {ALONE}"
-        test = test or _test(run, machines, hints)
-    if test not in COLLECTIVES or machines is None:
-        return f"of {test}_perf skipped: {test} is not a collective we know"
+    unknown = "of {0}_perf skipped: {0} is not a collective we know"
+    if run.test is not None and run.test not in COLLECTIVES:
+        return unknown.format(run.test)
+    machines = run.machines or _machines(run, hints)
+    if isinstance(machines, str):
+        return f"skipped: {machines}"
+    if machines.n_gpus == 1:
+        return f"skipped: {ALONE}"
+    test = run.test or _test(run, machines, hints)
+    if test not in COLLECTIVES:
+        return unknown.format(test)
     return _trusted(run, test, machines)
 
 
