@@ -9,12 +9,12 @@ import numpy as np
 
 from hybridperf.collectives.rows import CollectiveRows
 from hybridperf.io.later import pd
-from hybridperf.learning.prior.family import SLACK_OCTAVES
+from hybridperf.learning.inputs import RANGE_SLACK_OCTAVES
 from hybridperf.learning.prior.implementation import unversioned
 
 # of ranks per node or nodes: doubling either leaves a fiftieth of what was learned
 _FADING_OCTAVES = 0.5
-_SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as inside
+_SLACK = 2**RANGE_SLACK_OCTAVES  # so much beyond what was measured still counts as inside
 
 
 @dataclasses.dataclass(frozen=True)
