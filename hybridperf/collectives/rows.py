@@ -22,8 +22,7 @@ from hybridperf.collectives.traffic import Links, by_host, canonical_collective,
 from hybridperf.hardware import SystemSpec
 from hybridperf.io import InputError, real_numbers, require_columns
 from hybridperf.io.later import pd
-from hybridperf.learning.inputs import Inputs
-from hybridperf.learning.prior.family import SLACK_OCTAVES
+from hybridperf.learning.inputs import RANGE_SLACK_OCTAVES, Inputs
 from hybridperf.learning.prior.form import ClosedForm
 from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 
@@ -37,7 +36,7 @@ _DTYPES = {
 }  # fmt: skip
 # of ranks per node or nodes: doubling either leaves a fiftieth of what was learned
 _FADING_OCTAVES = 0.5
-_SLACK = 2**SLACK_OCTAVES  # so much beyond what was measured still counts as inside
+_SLACK = 2**RANGE_SLACK_OCTAVES  # so much beyond what was measured still counts as inside
 # libraries whose `variant` tells where they ran, not which kernel
 _VARIANT_IS_ENVIRONMENT = ("nccl", "rccl", "gloo")
 

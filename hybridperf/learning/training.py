@@ -59,9 +59,8 @@ def train(
     stored = max(1 << (int(counts.sum()) - 1).bit_length(), _LEAST_STORED)
     x = np.zeros((stored, datasets[0][0].shape[1]), np.float32)
     target = np.zeros(stored, np.float32)
-    for at, (inputs, wanted) in zip(first, datasets, strict=True):
-        x[at : at + len(inputs)] = inputs
-        target[at : at + len(inputs)] = np.clip(wanted, -BOUND, BOUND)
+    x[: counts.sum()] = np.concatenate([inputs for inputs, _ in datasets])
+    target[: counts.sum()] = np.concatenate([wanted for _, wanted in datasets]).clip(-BOUND, BOUND)
     random = np.random.default_rng(seed)
     # drawn here: in the compiled step it costs 5 s to compile
     drawn = np.empty((len(sees), recipe.steps, recipe.batch), np.int32)

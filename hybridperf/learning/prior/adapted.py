@@ -30,11 +30,10 @@ from hybridperf.io.arrays import flat, nested
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.ensemble import fits
-from hybridperf.learning.gaussian_process import Examples, GaussianProcess, HyperParameters
+from hybridperf.learning.gaussian_process import Examples, GaussianProcess
 from hybridperf.learning.inputs import Box, faded
-from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior.family import MEMBERS, NOMINAL, FamilyPrior, bounded, unbounded
-from hybridperf.learning.prior.knobs import ImplementationKnobs
+from hybridperf.learning.prior.knobs import ImplementationKnobs, fit_new
 from hybridperf.learning.prior.rows import FamilyRows, PriorRows
 from hybridperf.learning.training import TrainingRecipe, train
 
@@ -311,11 +310,15 @@ def adapt(
         # fold again
         matrix = rows.matrix() is not None
         known = found.process.hyper if matrix and found.process is not None else None
-        folds = _FOLDS if matrix or len(rows) <= _FOLDED_ROWS else 2
-        error, deviation = _left_out(
-            rows, time_s, _dealt(rows, 1, folds),
-            lambda rows, time_s: _few(prior, rows, time_s, many, known)[0],
-        )  # fmt: skip
+        fold = _dealt(rows, 1, _FOLDS if matrix or len(rows) <= _FOLDED_ROWS else 2)
+
+        def without(k: int) -> Adapted:
+            keep = fold != k
+            others, *_ = _few(prior, rows.rows(keep), time_s[keep], many, known)
+            # a fold's narrower range is not the point
+            return dataclasses.replace(others, sizes=found.sizes)
+
+        error, deviation = left_out(rows, time_s, fold, without)
     if blended:
         found, error = _with_cold_share(found, rows, time_s, error)
     return found.judged(error, deviation, at, prior.quantile)
@@ -344,28 +347,26 @@ def _with_cold_share(
 
 def _knobs_alone(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray) -> Adapted:
     """Knobs fitted to the rows, with the prior's trunk: for rows that are not to be kept."""
-    number, sizes = len(rows), Box.of(rows.inputs, rows.sizes)
+    fold, sizes = _dealt(rows, 0), Box.of(rows.inputs, rows.sizes)
 
-    def fitted(rows: PriorRows, time_s: np.ndarray) -> Adapted:
-        usual = prior.population
-        knobs = knob_fits.fit_new(usual, rows, time_s) if len(rows) else usual.typical()
-        return Adapted(prior, knobs, number, sizes, 1.0)
+    def without(k: int) -> Adapted:
+        keep, knobs = fold != k, prior.population.typical()
+        if keep.any():
+            knobs = fit_new(prior.population, rows.rows(keep), time_s[keep])
+        return Adapted(prior, knobs, len(rows), sizes, 1.0)
 
-    left_out = _left_out(rows, time_s, _dealt(rows, 0), fitted)
-    return fitted(rows, time_s).judged(*left_out, np.arange(number), prior.log_width)
+    errors = left_out(rows, time_s, fold, without)
+    return without(-1).judged(*errors, np.arange(len(rows)), prior.log_width)
 
 
-def _left_out(
-    rows: PriorRows, time_s: np.ndarray, fold: np.ndarray,
-    fitted: Callable[[PriorRows, np.ndarray], Adapted],
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """(error, deviation) of each row [N] of a fold, predicted by what is `fitted` to the others."""
+def left_out(
+    rows: PriorRows, time_s: np.ndarray, fold: np.ndarray, without: Callable[[int], Adapted]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(error, deviation) of each row [N] of a fold, predicted by what was fitted `without` it."""
     error, deviation = np.empty(len(rows)), np.empty(len(rows))
-    sizes = Box.of(rows.inputs, rows.sizes)  # a fold's narrower range is not the point
     for k in np.unique(fold):
         mine = fold == k
-        others = dataclasses.replace(fitted(rows.rows(~mine), time_s[~mine]), sizes=sizes)
-        predicted = others.predict(rows.rows(mine))
+        predicted = without(k).predict(rows.rows(mine))
         error[mine] = predicted.log_s - np.log(time_s[mine])
         deviation[mine] = predicted.high_log_s - predicted.log_s
     return error, deviation
@@ -373,13 +374,13 @@ def _left_out(
 
 def _few(
     prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray, many: bool,
-    known: HyperParameters | None = None,
+    known: process.HyperParameters | None = None,
 ) -> tuple[Adapted, np.ndarray, np.ndarray]:  # fmt: skip
     """(knobs and process over the rows, errors of each row left out [N], their standard deviations
     [N]). `many`: the rows fit the hyper-parameters, too, and decide whether the trunk is used.
     `known`: hyper-parameters that were fitted before.
     """
-    knobs = knob_fits.fit_new(prior.population, rows, time_s)
+    knobs = fit_new(prior.population, rows, time_s)
     on = knobs.closed(rows)
     x, f, _ = prior.trunk(rows, on)
     target = unbounded(np.log(time_s) - on.total)
@@ -413,7 +414,7 @@ def _tuned(prior: FamilyPrior, rows: PriorRows, time_s: np.ndarray) -> Adapted:
     aside = min(int(_HELD_OUT_SHARE * len(rows)), _MOST_HELD_OUT)
     held, learned = order[:aside], order[aside:]
     rest, part = rows.rows(held), rows.rows(learned)
-    knobs = knob_fits.fit_new(prior.population, part, time_s[learned])
+    knobs = fit_new(prior.population, part, time_s[learned])
     on = knobs.closed(part)
     # few values: each is compiled
     steps = min(_LEAST_TUNING_STEPS * max(1, len(learned) // 6000), _MOST_TUNING_STEPS)

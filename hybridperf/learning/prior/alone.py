@@ -26,7 +26,7 @@ from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess
 from hybridperf.learning.inputs import Box, Inputs
-from hybridperf.learning.prior.adapted import Adapted
+from hybridperf.learning.prior.adapted import Adapted, left_out
 from hybridperf.learning.prior.family import FamilyPrior, bounded, unbounded, uninformed
 from hybridperf.learning.prior.form import ClosedForm, ClosedFormValues
 from hybridperf.learning.prior.knobs import Population
@@ -53,9 +53,6 @@ class GivenForm(ClosedForm):
     start = np.zeros(1)
     start_spread = np.ones(1)
     least_spread = np.ones(1)
-
-    def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:
-        return np.asarray(work[..., 0] + theta[..., 0])
 
     def closed(self, theta: np.ndarray, work: Any) -> ClosedFormValues:
         return ClosedFormValues(work[..., 0] + theta[..., 0], work[:, :0])
@@ -123,12 +120,10 @@ def learn_alone(
         own = jax.tree.map(lambda leaf: leaf[mine], params) if networks else None
         return dataclasses.replace(blank, params=own, process=_process(rows) if process else None)
 
-    networks, process, corrections = np.zeros((3, len(fold)))
-    for k in folds:
-        held = inputs.rows(~seen[k])
-        networks[~seen[k]] = log_correction(learned(k, True, False), held)
-        process[~seen[k]] = log_correction(learned(k, False, True), held)
-    wanted = without[fold, place]
+    asked = GivenRows(inputs), np.ones(len(fold)), fold
+    networks, _ = left_out(*asked, lambda k: learned(k, True, False))
+    process, _ = left_out(*asked, lambda k: learned(k, False, True))
+    wanted, corrections = without[fold, place], np.zeros(len(fold))
     for others in seen[:-1]:
         shares = best_shares(wanted[others], networks[others], process[others])
         corrections[~others] = shares[0] * networks[~others] + shares[1] * process[~others]

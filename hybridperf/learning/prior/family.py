@@ -22,7 +22,7 @@ from hybridperf.io.namespace import array_module, put
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.ensemble import BOUND, evaluate
 from hybridperf.learning.gaussian_process import Examples, HyperParameters
-from hybridperf.learning.inputs import RANGE_SLACK_OCTAVES, Box, Inputs
+from hybridperf.learning.inputs import Box, Inputs
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior.form import NO_FACTS, ClosedFormValues, Machine
 from hybridperf.learning.prior.implementation import OpImplementation
@@ -31,7 +31,6 @@ from hybridperf.learning.prior.rows import CLIP, FamilyRows, PriorRows, Standard
 from hybridperf.learning.training import TrainingRecipe, train
 
 NOMINAL = 0.9  # share of measurements that an interval is to hold
-SLACK_OCTAVES = RANGE_SLACK_OCTAVES
 MEMBERS = 4
 _ROWS_PER_DEVICE = 6000
 _HYPER_ROWS = 256
@@ -192,14 +191,11 @@ def bounded(u: Any, bound: float = BOUND) -> Any:
 
 
 def train_family(
-    devices: Mapping[str, tuple[PriorRows, np.ndarray]],
-    seed: int = 0,
+    devices: Mapping[str, tuple[PriorRows, np.ndarray]], seed: int = 0,
     recipe: TrainingRecipe = TrainingRecipe(),  # noqa: B008
-    architectures: Mapping[str, str] | None = None,
-    least_rows: int = 0,
-    machines: Mapping[str, Machine] | None = None,
-    width_by_implementation: bool = False,
-) -> FamilyPrior:
+    architectures: Mapping[str, str] | None = None, least_rows: int = 0,
+    machines: Mapping[str, Machine] | None = None, width_by_implementation: bool = False,
+) -> FamilyPrior:  # fmt: skip
     """The prior of one family from rows and seconds [N] of each device. Deterministic; about half a
     minute for four devices.
 
@@ -231,8 +227,9 @@ def train_family(
         for name, (rows, time_s) in measured.items()
     ]
     params = train(data, np.ones((MEMBERS, len(data)), bool), recipe, seed)
-    boxes = (Box.of(rows.inputs, rows.sizes) for rows, _ in measured.values())
-    box = functools.reduce(Box.joined, boxes)
+    box = functools.reduce(
+        Box.joined, (Box.of(rows.inputs, rows.sizes) for rows, _ in measured.values())
+    )
     hyper = process.start_hyper(len(how.centre))
     prior = FamilyPrior(usual, how, params, hyper, box, _UNKNOWN_QUANTILE, _UNKNOWN_LOG_WIDTH)
     if len(measured) == 1:

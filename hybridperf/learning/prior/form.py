@@ -67,6 +67,7 @@ class ClosedForm(Protocol):
         """[N] logs of seconds at knobs theta [N, K] (or [K]), which may be complex, with axes
         before theirs: `slopes` asks for them so.
         """
+        return np.asarray(self.closed(theta, work).total)
 
     def closed(self, theta: np.ndarray, work: Any) -> ClosedFormValues:
         """Seconds and place."""

@@ -314,7 +314,9 @@ def population(
 
 
 def fit_new(prior: Population, rows: PriorRows, time_s: np.ndarray) -> ImplementationKnobs:
-    """Knobs of a new device: deviations of the device and of implementations, pulled to zero."""
+    """Knobs of a new device: deviations of the device (each part of what its implementations share
+    by itself), and of implementations and versions that have rows, pulled to zero.
+    """
     log_time = np.log(time_s)
     keep = _spread_out(log_time)
     rows, log_time = rows.rows(keep), log_time[keep]
@@ -325,25 +327,16 @@ def fit_new(prior: Population, rows: PriorRows, time_s: np.ndarray) -> Implement
     if absent := [name for name in names if name not in here]:
         mean[[names.index(name) for name in absent]] = prior.below_the_peak(absent)
     parts = [rows.form.shared(Implementation.parse(name).words) for name in names]
-    deviations, scale = _deviations(names, here, parts), _NEW_LOSS_SCALE
-    theta = _map_fit(rows.form, mean, which, rows.work(), log_time, spread, scale, deviations)
-    theta = prior.halfway(names, theta, absent)
-    return ImplementationKnobs(names, theta, theta.mean(0))
-
-
-def _deviations(names: Sequence[str], here: Sequence[str], parts: Sequence[str]) -> np.ndarray:
-    """How implementations [G] deviate together [G, deviations], in units of the spread.
-
-    Deviations are of the device (each of its `parts` [G] by itself), and of the implementations and
-    versions `here` that have rows.
-    """
     bare = [unversioned(name) for name in names]
-    members: list[tuple[Sequence[str], float, str]]
     members = [(parts, 1.0, part) for part in dict.fromkeys(parts)]
     members += [(bare, 1.0, name) for name in sorted(set(map(unversioned, here)))]
-    members += [(names, _VERSION_SPREAD, name) for name in here if name != unversioned(name)]
+    members += [([*names], _VERSION_SPREAD, name) for name in here if name != unversioned(name)]
     columns = [share * np.array([one == name for one in all_]) for all_, share, name in members]
-    return np.stack(columns, 1)
+    theta = _map_fit(
+        rows.form, mean, which, rows.work(), log_time, spread, _NEW_LOSS_SCALE, np.stack(columns, 1)
+    )
+    theta = prior.halfway(names, theta, absent)
+    return ImplementationKnobs(names, theta, theta.mean(0))
 
 
 def _map_fit(

@@ -52,19 +52,16 @@ def load_prior(name: str | os.PathLike) -> Prior:
         advice = "give the folder of a prior, the name of an installed one, or none"
         raise io.unknown("prior", str(name), known, advice)
     with io.settled(folder):
-        return _loaded(folder)
-
-
-def _loaded(folder: Path) -> Prior:
-    document = io.read_json(folder / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, _UNCHECKED)
-    try:
-        checked, expected = document["schema_version"] > _UNCHECKED, document["weights_sha256"]
-        stored = nested(io.read_arrays(folder / _WEIGHTS, str(expected), checked=checked))
-        families = {
-            family: FamilyPrior.read(stored[family], content)
-            for family, content in document["families"].items()
-        }
-        return Prior(families, dict(document["provenance"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise io.InputError(f"{folder / _DOCUMENT} is damaged ({problem}); restore it") from error
+        document = io.read_json(folder / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, _UNCHECKED)
+        try:
+            checked, expected = document["schema_version"] > _UNCHECKED, document["weights_sha256"]
+            stored = nested(io.read_arrays(folder / _WEIGHTS, str(expected), checked=checked))
+            families = {
+                family: FamilyPrior.read(stored[family], content)
+                for family, content in document["families"].items()
+            }
+            return Prior(families, dict(document["provenance"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            text = f"{folder / _DOCUMENT} is damaged ({problem}); restore it"
+            raise io.InputError(text) from error

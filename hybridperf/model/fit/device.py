@@ -197,7 +197,20 @@ def _fit_alone(data: fit_rows.MeasuredOps, device: DeviceSpec) -> tuple[PerfMode
     own = without[fold, np.arange(len(fold))]
     errors = own + corrections
     model = PerfModel(device, knobs, _group_reports(data, errors, residuals))
-    return model, _report(data, model, fold, own, errors)
+    # that the other folds' errors give: a fair trial of the interval
+    measured, group, width = data.measured_s, data.table.group, np.full(len(fold), np.nan)
+    for one in np.unique(group):
+        for mine in folds:
+            quantile = conformal_quantile(errors[(group == one) & ~mine])
+            if quantile is not None:
+                width[(group == one) & mine] = quantile
+    held_out = fit_rows.held_out_rows(
+        [GROUPS[g] for g in group], fold, measured, errors, width,
+        knobs_s=measured * np.exp(own), roofline_s=model.roofline_seconds(data.table),
+        noise=fit_rows.noise_of(data.rows),
+    )  # fmt: skip
+    shares = {GROUPS[one]: residual.learned for one, residual in residuals.items()}
+    return model, _reported(held_out, shares, len(measured))
 
 
 # --- learned corrections --------------------------------------------------------------------------
@@ -256,31 +269,6 @@ def _group_reports(
     return reports
 
 
-def _report(
-    data: fit_rows.MeasuredOps, model: PerfModel, fold: np.ndarray, knobs_errors: np.ndarray,
-    errors: np.ndarray,
-) -> FitReport:  # fmt: skip
-    measured, group = data.measured_s, data.table.group
-    # that the other folds' errors give: a fair trial of the interval
-    width = np.full(len(measured), np.nan)
-    for one in np.unique(group):
-        for k in range(fit_rows.FOLDS):
-            here = group == one
-            quantile = conformal_quantile(errors[here & (fold != k)])
-            if quantile is not None:
-                width[here & (fold == k)] = quantile
-    held_out = fit_rows.held_out_rows(
-        [GROUPS[g] for g in group], fold, measured, errors, width,
-        knobs_s=measured * np.exp(knobs_errors), roofline_s=model.roofline_seconds(data.table),
-        noise=fit_rows.noise_of(data.rows),
-    )  # fmt: skip
-    shares = {
-        group: 0.0 if report.residual is None else report.residual.learned
-        for group, report in model.groups.items()
-    }
-    return _reported(held_out, shares, len(measured))
-
-
 def _reported(held_out: pd.DataFrame, shares: Mapping[str, float], rows: int) -> FitReport:
     """Medians per op kind (mean where named so); `share` is that of the networks."""
     measured = held_out["measured_s"]
@@ -297,5 +285,5 @@ def _reported(held_out: pd.DataFrame, shares: Mapping[str, float], rows: int) ->
         knobs_ape=("knobs_ape", "median"), roofline_ape=("roofline_ape", "median"),
         noise=("noise", "median"), coverage=("coverage", "mean"),
     ).reset_index()  # fmt: skip
-    out["share"] = [shares[group] for group in out["op"]]
+    out["share"] = [shares.get(op, 0.0) for op in out["op"]]
     return FitReport(out, held_out, rows, {})

@@ -102,7 +102,14 @@ def group_reports(fits: Mapping[str, FamilyFit]) -> dict[str, GroupReport]:
             errors = scipy.special.ndtri((np.arange(21) + 0.5) / 21) * log_width / NINE_OF_TEN
         priced = [dtype for dtype in DTYPE_BYTES if kinds.family_of(group, dtype) in fits]
         dtypes = priced if len(priced) < len(DTYPE_BYTES) else ()  # empty: all of them
-        box = _box(fitted, group)
+        inputs = [
+            inputs_of(
+                part.op, part.work, len(part.rows), keep & (part.group == GROUPS.index(group))
+            )
+            for part, keep in fitted.parts
+        ]
+        inputs = [one for one in inputs if len(one.values)]
+        box = Box.of(join_inputs(inputs)) if inputs else Box((), np.zeros(0), np.zeros(0))
         reports[group] = GroupReport.of(len(fitted.time_s), log_width, box, dtypes, errors)
     return reports
 
@@ -115,15 +122,6 @@ def _by_group(fits: Mapping[str, FamilyFit]) -> dict[str, FamilyFit]:
             if group not in out or len(fitted.time_s) > len(out[group].time_s):
                 out[group] = fitted
     return out
-
-
-def _box(fitted: FamilyFit, group: str) -> Box:
-    inputs = []
-    for part, keep in fitted.parts:
-        mine = keep & (part.group == GROUPS.index(group))
-        if mine.any():
-            inputs.append(inputs_of(part.op, part.work, len(part.rows)).rows(mine))
-    return Box.of(join_inputs(inputs)) if inputs else Box((), np.zeros(0), np.zeros(0))
 
 
 def held_out(fits: Mapping[str, FamilyFit]) -> list[pd.DataFrame]:

@@ -162,22 +162,16 @@ def fit_knobs(
         )  # fmt: skip
 
         def solve(start: np.ndarray, counts: np.ndarray) -> np.ndarray:
-            weights = np.zeros(len(rows))
-            weights[: len(thin)] = counts
-            # SciPy asks for errors at each step that it tries, and for slopes where it stays
-            last: dict[bytes, tuple[Any, Any]] = {}
+            weights = jnp.asarray(np.pad(counts, (0, len(rows) - len(thin))))
 
-            def both(theta: np.ndarray) -> tuple[Any, Any]:
-                if theta.tobytes() not in last:
-                    last.clear()
-                    last[theta.tobytes()] = _slopes_and_errors(
-                        vector, theta, jnp.asarray(weights), *data
-                    )
-                return last[theta.tobytes()]
+            # SciPy asks for errors at each step that it tries, and for slopes where it stays
+            @functools.lru_cache(1)
+            def both(theta: bytes) -> tuple[Any, Any]:
+                return _slopes_and_errors(vector, np.frombuffer(theta), weights, *data)
 
             found = least_squares(
-                lambda theta: np.asarray(both(theta)[1]), start,
-                jac=lambda theta: np.asarray(both(theta)[0]),
+                lambda theta: np.asarray(both(theta.tobytes())[1]), start,
+                jac=lambda theta: np.asarray(both(theta.tobytes())[0]),
                 loss=huber_data_only(len(rows)), max_nfev=60, ftol=SOLVED, xtol=SOLVED,
             )  # fmt: skip
             return found.x
