@@ -30,12 +30,11 @@ import pandas as pd
 
 from hybridperf.io import InputError
 from hybridperf.model import load_model, model_or_datasheet
-from hybridperf.ops.embedding import lin as lin_formulas
 from hybridperf.traces.events import NONE
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import Replay, replay
 from hybridperf.traces.replay_graph import DEVICE, HOST
-from hybridperf.validate import harness, lin_data, lin_lookups, lin_single
+from hybridperf.validate import harness, lin_data, lin_formulas, lin_lookups, lin_single
 from hybridperf.validate.harness import Columns, Found, ResultLine
 from hybridperf.validate.lin_kernels import KERNEL_S, KernelPrices
 

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from hybridperf.io import InputError
-from hybridperf.ops.embedding import Table, Zipf, lin
+from hybridperf.ops.embedding import Table, Zipf
+from hybridperf.validate import lin_formulas as lin
 
 V100 = lin.gpu("v100_sxm2")
 LARGE = Table("large", 1e6, 64, 100)  # DLRM_default: 8 of these
