@@ -160,14 +160,15 @@ def test_a_prediction_goes_back_and_forth_no_more_than_it_did(h100, name):
     each asks for its namespace (stages of a price, too, which serve traced functions), as the
     process does by which an H100's lookups go with an H200's (whose correction is one more to
     enter); a norm asks its knobs for the form, for its floor and for whether its kernel was met;
-    stages of a price ask a batch what it is, who knows it, and the device what it has; everything
+    stages of a price ask a batch what it is, who knows it, and the device what it has; rows of
+    collectives which sizes were measured, and how near others lie; everything
     else prices and composes, once.
     """
     step = STEPS[name]()
     hp.predict(h100, step)
     again = entered_again(lambda: hp.predict(h100, step))
     for most, rooms in ((47, ("io/",)), (25, ("ops/",)), (13, ("learning/",)),
-        (40, ("model/batch.py", "model/stages/")), (12, ("collectives/", "hardware/")), (8, ("",)),
+        (40, ("model/batch.py", "model/stages/")), (16, ("collectives/", "hardware/")), (8, ("",)),
     ):  # fmt: skip
         those = {file: again.pop(file) for file in [*again] if file.startswith(rooms)}
         assert max(those.values()) <= most, Counter(those).most_common(9)

@@ -44,10 +44,9 @@ def from_hlo(text: str, backend: str = "cpu", ignore=()) -> Workload:
 
 def totals(workload: Workload) -> dict[str, float]:
     """Work of all nodes as the ops price it."""
-    works = [call.op.work() * call.times for call in workload.calls]
-    rows = workload.graph.row - 1
+    calls = [workload.calls[row] for row in workload.graph.row - 1]
     return {
-        name: float(sum(getattr(works[r], name) for r in rows))
+        name: float(sum(getattr(call.op.work(), name) * call.times for call in calls))
         for name in ("flops", "transcendentals", "bytes")
     }
 

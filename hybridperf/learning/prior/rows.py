@@ -95,12 +95,9 @@ class FamilyRows:
         """[N, 4]: logs of arithmetic and traffic seconds at datasheet rates, of waves and steps; of
         ops that gather, as `gather_form.WORK` names it; that go row by row, as `form` says.
         """
-        logs = self._in_waves()
-        if self.own_work is None:
-            return logs
-        return array_module(logs).concatenate([logs[:, :1], self.own_work], 1)
+        return self._logs(self.own_work)
 
-    def _in_waves(self) -> Any:
+    def _logs(self, own_work: Any = None) -> Any:
         amounts = (
             floats(self.flops) / self.peak_flops_per_s,
             floats(self.bytes) / self.memory_bytes_per_s,
@@ -109,7 +106,8 @@ class FamilyRows:
         )
         module = array_module(*amounts)
         columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
-        return module.stack([module.log(module.maximum(one, NOTHING)) for one in columns], 1)
+        logs = module.stack([module.log(module.maximum(one, NOTHING)) for one in columns], 1)
+        return logs if own_work is None else module.concatenate([logs[:, :1], own_work], 1)
 
     def in_waves(self) -> FamilyRows:
         """By the roofline with waves, where a form of their own would price them by cycles."""
@@ -119,7 +117,7 @@ class FamilyRows:
 
     def log_roofline_s(self) -> Any:
         """[N] log of the datasheet's seconds: max(F / P, B / BW)."""
-        return self._in_waves()[:, :2].max(1)
+        return self._logs()[:, :2].max(1)
 
     def matrix(self) -> np.ndarray | None:
         """Known by its sizes and degrees, which tables repeat for each kernel and width."""
@@ -132,13 +130,11 @@ class FamilyRows:
     def rows(self, keep: np.ndarray) -> FamilyRows:
         """Some of the rows: a mask, positions or a slice."""
 
-        def some(values: Any) -> Any:
-            return array_module(values).broadcast_to(floats(values), (len(self),))[keep]
-
+        numbers = {name: np.asarray(getattr(self, name), np.float64) for name in _NUMBERS}
         return dataclasses.replace(
             self, implementation=self.implementation[keep], inputs=self.inputs.rows(keep),
             own_work=None if self.own_work is None else self.own_work[keep],
-            **{name: some(getattr(self, name)) for name in _NUMBERS},
+            **{name: np.broadcast_to(one, len(self))[keep] for name, one in numbers.items()},
         )  # fmt: skip
 
 
@@ -151,14 +147,18 @@ _NUMBERS = (
 
 def concatenate(parts: Sequence[FamilyRows]) -> FamilyRows:
     """Rows of several ops or devices below each other; inputs that one lacks are zero."""
-    whole = [part.rows(np.arange(len(part))) for part in parts]
     # work of their own have all of a family, or none
-    names = (*_NUMBERS, "implementation", *(["own_work"] if whole[0].own_work is not None else []))
-    columns: Any = {name: [getattr(part, name) for part in whole] for name in names}
-    own = {name: array_module(*parts).concatenate(parts) for name, parts in columns.items()}
-    sizes = tuple(dict.fromkeys(name for part in whole for name in part.sizes))
-    inputs = concatenate_inputs([part.inputs for part in whole])
-    return FamilyRows(**own, inputs=inputs, sizes=sizes, form=whole[0].form)
+    names = _NUMBERS if parts[0].own_work is None else (*_NUMBERS, "own_work")
+    columns: Any = {name: [getattr(part, name) for part in parts] for name in names}
+    module = array_module(*(one for column in columns.values() for one in column))
+    for name in _NUMBERS:
+        each = zip(columns[name], parts, strict=True)
+        columns[name] = [module.broadcast_to(one, len(part)) for one, part in each]
+    own = {name: module.concatenate(column) for name, column in columns.items()}
+    own["implementation"] = np.concatenate([part.implementation for part in parts])
+    sizes = tuple(dict.fromkeys(name for part in parts for name in part.sizes))
+    inputs = concatenate_inputs([part.inputs for part in parts])
+    return FamilyRows(**own, inputs=inputs, sizes=sizes, form=parts[0].form)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,8 @@ def rooflines(batches: Sequence[Batch], machine: Machine, xp: Any = np) -> list[
     """`roofline_log_s` of each batch, calculated at once."""
     numbers = dataclasses.replace(machine.numbers, knobs=neutral_knobs())
     tables = [op_table(one.part) for one in batches]
-    together = jax.tree.map(lambda *parts: array_module(*parts).concatenate(parts), *tables)
+    module = np if xp is np else array_module(*jax.tree.leaves(tables))
+    together = jax.tree.map(lambda *parts: module.concatenate(parts), *tables)
     ends, log_s = np.cumsum([len(one) for one in batches]).tolist(), _logs(together, numbers, xp)
     return [log_s[end - len(one) : end] for one, end in zip(batches, ends, strict=True)]
 

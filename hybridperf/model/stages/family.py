@@ -204,7 +204,7 @@ def _apart(
     if family == ELEMENTWISE and hasattr(op, "rows") and device.kind == "gpu":
         cols = np.full(len(batch), 1024.0)
         long = batch.of(dataclasses.replace(op, rows=LONG_LOOP / cols, cols=cols), device)
-        element_s = _family_s(long, family, machine) / LONG_LOOP
+        element_s = _family_s(long, family, machine, xp) / LONG_LOOP
         apart = xp.log(KERNEL_S + element_s * batch.size("rows") * batch.size("cols"))
         return [Step("apart", xp.minimum(apart - log_s, 0.0), source)]
     quant = getattr(op, "quant", "") if op.group == "gemm" else ""
@@ -213,9 +213,9 @@ def _apart(
         made = batch.of(Quantise(op.dtype, op.m, op.k, quant=quant), device)
         wide = batch.of(dataclasses.replace(op, quant=""), device)
         whole_s = xp.exp(log_s)
-        left_s = whole_s - _family_s(made, QUANTISE, machine)
+        left_s = whole_s - _family_s(made, QUANTISE, machine, xp)
         left_s = xp.maximum(left_s, LEAST_PRODUCT * whole_s)
-        apart = xp.log(xp.minimum(left_s, _family_s(wide, PRODUCTS, machine)))
+        apart = xp.log(xp.minimum(left_s, _family_s(wide, PRODUCTS, machine, xp)))
         return [Step("apart", apart - log_s, source)]
     return []
 
@@ -228,9 +228,8 @@ def kernel_floors(batch: Batch, device: DeviceSpec) -> np.ndarray:
     return np.full(len(batch), KERNEL_S if batch.issued_apart and by_rows else np.nan)
 
 
-def _family_s(batch: Batch, family: str, machine: Machine) -> Array:
+def _family_s(batch: Batch, family: str, machine: Machine, xp: Any) -> Array:
     """Seconds of other ops [R] by a family, of no framework in particular."""
     adapted = machine.model.families[family]
     rows, _ = rows_of(dataclasses.replace(batch, framework=""), adapted, machine)
-    log_s = adapted.predict(rows).log_s
-    return array_module(log_s).exp(log_s)
+    return xp.exp(adapted.predict(rows).log_s)
