@@ -20,7 +20,7 @@ from hybridperf.cli.manner import result, with_manner
 if TYPE_CHECKING:
     import pandas as pd
 
-SOME_ROWS_UNPREDICTED = 3  # exit status
+SOME_ROWS_UNPREDICTED, WORSE_THAN_BASELINE = 3, 4  # exit status
 _T = TypeVar("_T")
 
 Out = Annotated[Path, Option()]

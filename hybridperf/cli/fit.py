@@ -5,7 +5,7 @@ to measure; `calibrate`: measure this machine and fit it; `demo`: and predict st
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from hybridperf.cli import common
 from hybridperf.cli.common import (
@@ -284,8 +284,9 @@ def _calibrate_collectives(
 
 def demo(out: Folder = Path("demo-out"), cores: str | None = None) -> None:
     """Measure this machine, predict six real training steps, run them, show both numbers. At most
-    five minutes.
+    five minutes. Exit status 4: the roofline times one constant was better.
     """
     from hybridperf.validate import demo as main_job
 
-    main_job.run(out, cores)
+    if main_job.run(out, cores)["beats_constant"] is False:
+        raise Exit(common.WORSE_THAN_BASELINE)

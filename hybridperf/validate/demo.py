@@ -26,6 +26,7 @@ from hybridperf.validate.measured_steps import StepComparison, StepSpec, measure
 CONFIGURATIONS = 10_000
 CALIBRATION_BUDGET_S = 150.0
 SUMMARY_SCHEMA_VERSION = 1
+_FOUND = ("steps", "mean_error", "mean_roofline_error", "mean_scaled_roofline_error", "mean_noise")
 
 _STEPS: Sequence[StepSpec] = harness.facts("here.toml")["demo"]
 
@@ -60,11 +61,13 @@ def run(
     measured_steps.plot(compared, out / "steps.png")
     perfetto.write_timeline(last, out / "timeline.json")
 
-    found = measured_steps.summarise(compared)
+    found, verdict = measured_steps.summarise(compared), measured_steps.verdict(compared)
     summary = {
         **{name: calibration.model.provenance[name] for name in ("machine", "date")},
         "calibration": calibration.report.summary(),
-        **{name: found[name] for name in ("steps", "mean_error", "mean_roofline_error")},
+        **{name: found[name] for name in _FOUND},
+        "beats_constant": verdict.beats,
+        "verdict": verdict.words,
         "batch": batch,
         "elapsed_s": time.perf_counter() - start_s,
     }
@@ -79,6 +82,7 @@ def run(
         f"mean error {text.percent(summary['mean_error'])}, datasheet roofline"
         f" {text.percent(summary['mean_roofline_error'])}; {summary['elapsed_s']:.0f} s in all"
     )
+    say(verdict.words)
     return summary
 
 

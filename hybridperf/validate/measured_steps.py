@@ -224,6 +224,51 @@ def summarise(compared: Sequence[StepComparison]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Whether predictions beat what needs no calibration: the roofline times one constant."""
+
+    beats: bool | None  # None: it cannot be judged
+    words: str
+
+
+_OWN_CORE = 0.8  # processor seconds a second, below which others had the core
+
+
+def verdict(compared: Sequence[StepComparison]) -> Verdict:
+    """What a run of steps shows, and where it shows nothing good, the likely reason."""
+    found = summarise(compared)
+    error, constant, noise = (
+        found[name] for name in ("mean_error", "mean_scaled_roofline_error", "mean_noise")
+    )
+    if constant is None:
+        return Verdict(None, "cannot be judged: one step alone has no other to take a constant of")
+    both = (
+        f"{text.percent(error)} off, the roofline times the best constant of the other steps"
+        f" {text.percent(constant)}"
+    )
+    if error <= constant:
+        return Verdict(True, f"better than without a calibration: {both}")
+    busy = min(compared, key=lambda one: one.measured.cpu_share).measured
+    again = "run it again with nothing else on the machine"
+    if busy.cpu_share < _OWN_CORE:
+        had = f"{busy.name} had {text.percent(busy.cpu_share)} of its core, others the rest"
+        return Verdict(None, f"cannot be judged: {both}, but {had}; {again}")
+    if error - constant <= noise:
+        floor = f"they differ by less than the noise floor of {text.percent(noise)}"
+        return Verdict(None, f"cannot be judged: {both}; {floor}; {again}")
+    worst = max(compared, key=lambda one: abs(one.error))
+    longest = worst.predicted.breakdown().iloc[0]
+    return Verdict(
+        False,
+        f"worse than without a calibration: {both}. Likely reason: {worst.measured.name} is off by"
+        f" {text.percent(worst.error)} and spends {text.percent(longest['share'])} in"
+        f" {longest['group']}, of which this calibration knows too little. What to do:"
+        " `hybridperf calibrate` without --quick measures for twenty minutes; until then do not"
+        " trust steps that look like it here",
+    )
+
+
 def result_line(
     compared: Sequence[StepComparison], name: str, goal: float | None = None
 ) -> ResultLine:

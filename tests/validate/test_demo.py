@@ -25,4 +25,7 @@ def test_demo_measures_predicts_and_compares(tmp_path):
     ops = [event for event in events if event["ph"] == "X"]
     last_s = max(event["ts"] + event["dur"] for event in ops) / 1e6
     assert last_s == pytest.approx(summary["steps"][-1]["predicted_s"], rel=1e-5)
-    assert "mean error" in said[-1]
+    assert "mean error" in said[-2]
+    assert said[-1] == summary["verdict"]
+    beats = summary["mean_error"] <= summary["mean_scaled_roofline_error"]
+    assert summary["beats_constant"] in ((True,) if beats else (False, None))

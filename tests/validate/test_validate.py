@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import statistics
 
 import numpy as np
@@ -154,6 +155,34 @@ def test_inside_means_between_the_ends(measured, low, high, inside) -> None:
     assert measured_steps.summarise([compared])["inside"] == int(inside is True)
     line = measured_steps.table([compared]).splitlines()[-1]
     assert f" {'-' if inside is None else 'yes' if inside else 'no'} " in line
+
+
+@pytest.mark.parametrize(
+    ("times_off", "changed", "beats", "words"),
+    [
+        (1.02, {}, True, "better than without a calibration: 2.0 % off"),
+        (3.0, {}, False, "worse than without .* Likely reason: dlrm.* in .*calibrate"),
+        (3.0, {"cpu_share": 0.5}, None, "cannot be judged: .* had 50.0 % of its core"),
+        (3.0, {"noise": 4.0}, None, "cannot be judged: .* noise floor of 400.0 %"),
+    ],
+)
+def test_a_verdict_says_why_where_it_is_bad_or_none(
+    measured, times_off, changed, beats, words
+) -> None:
+    """Two steps of three rooflines, nearly: the constant of the other fits each within a tenth."""
+    bare = predict(PerfModel.datasheet(this_cpu(1)), measured[0].workload)
+    compared = []
+    for times in (3.0, 3.3):
+        time_s = times * bare.roofline_s
+        step = dataclasses.replace(
+            measured[0], time_s=time_s, noise=0.01, cpu_share=1.0, name="dlrm"
+        )
+        step = dataclasses.replace(step, **changed)
+        compared.append(StepComparison(step, dataclasses.replace(bare, time_s=times_off * time_s)))
+    found = measured_steps.verdict(compared)
+    assert found.beats is beats
+    assert re.search(words, found.words)
+    assert measured_steps.verdict(compared[:1]).beats is None
 
 
 def test_noise_is_how_far_the_rounds_lie_above_the_quietest(tiny) -> None:
