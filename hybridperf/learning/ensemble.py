@@ -9,7 +9,9 @@ Axes: N rows, d inputs, E members; weights of all members are stacked, every lea
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,13 +29,27 @@ _GELU = math.sqrt(2.0 / math.pi)
 
 @functools.cache
 def network(width: int, bound: float) -> Any:
-    """The network of a correction, a Flax module: inputs [..., d] -> log correction [...]."""
+    """The network of a correction, a Flax module: inputs [..., d], whole or in parts side by side
+    -> log correction [...].
+    """
     import flax.linen as nn  # takes a fifth of a second, and closed forms alone do without
+
+    class Beside(nn.Module):
+        """A dense layer on parts of its input: a batch multiplies what it does not vary once."""
+
+        @nn.compact
+        def __call__(self, *parts: jax.Array) -> jax.Array:
+            ends = list(itertools.accumulate(part.shape[-1] for part in parts))
+            shape = (ends[-1], width)
+            kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
+            bias = self.param("bias", nn.initializers.zeros, (width,))
+            rows = zip(parts, [0, *ends], ends, strict=False)
+            return sum(part @ kernel[start:end] for part, start, end in rows) + bias
 
     class BoundedNet(nn.Module):
         @nn.compact
-        def __call__(self, x: jax.Array) -> jax.Array:
-            h = nn.gelu(nn.Dense(width, name="first")(x))
+        def __call__(self, *parts: jax.Array) -> jax.Array:
+            h = nn.gelu(Beside(name="first")(*parts))
             h = h + nn.gelu(nn.Dense(width, name="second")(h))
             out = nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(h)[..., 0]
             return bound * jnp.tanh(out / bound)
@@ -41,10 +57,10 @@ def network(width: int, bound: float) -> Any:
     return BoundedNet()
 
 
-def output(params: Any, x: jax.Array, bound: float) -> jax.Array:
-    """What one member says of x [N, d]: [N]."""
+def output(params: Any, bound: float, *parts: jax.Array) -> jax.Array:
+    """What one member says of inputs [N, d], whole or in parts side by side: [N]."""
     net = network(params["out"]["kernel"].shape[0], bound)
-    return jnp.asarray(net.apply({"params": params}, x))
+    return jnp.asarray(net.apply({"params": params}, *parts))
 
 
 def fits(params: Any, inputs: int) -> bool:
@@ -59,21 +75,24 @@ def fits(params: Any, inputs: int) -> bool:
     return found == wanted and inputs <= most and members > 0
 
 
-def evaluate(params: Any, x: Any, bound: float = BOUND) -> tuple[Any, Any]:
-    """(mean, standard deviation) over members at inputs x [N, d]: [N] each.
+def evaluate(params: Any, parts: Sequence[Any], bound: float = BOUND) -> tuple[Any, Any]:
+    """(mean, standard deviation) over members at inputs [N, d] in parts side by side: [N] each.
 
     Inputs that networks have beyond d are zero.
     """
-    if isinstance(x, np.ndarray):
-        each = outputs(params, x, bound)
+    if all(isinstance(part, np.ndarray) for part in parts):
+        each = outputs(params, np.concatenate(parts, 1), bound)
         return each.mean(0), each.std(0)
-    missing = params["first"]["kernel"].shape[1] - x.shape[1]
-    return tuple(_ensemble(params, jnp.pad(x, ((0, 0), (0, missing))) if missing else x, bound))
+    missing = params["first"]["kernel"].shape[1] - sum(part.shape[1] for part in parts)
+    parts = [*parts, np.zeros((len(parts[0]), missing))] if missing else parts
+    return tuple(_ensemble(params, bound, *parts))
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _ensemble(params: Any, x: jax.Array, bound: float) -> jax.Array:
-    each = jax.vmap(lambda p: output(p, x, bound))(params)
+@functools.partial(jax.jit, static_argnums=1)
+def _ensemble(params: Any, bound: float, *parts: jax.Array) -> jax.Array:
+    # one after the other: products of all members at once are turned about in memory, which takes
+    # as long again; activations are calculated anew for a slope, sooner than they are kept
+    each = jax.lax.map(jax.checkpoint(lambda p: output(p, bound, *parts)), params)
     # without a slope: where members agree it has none, and no search follows it
     apart = jnp.std(jax.lax.stop_gradient(each), 0)
     return jnp.stack([jnp.mean(each, 0), apart])

@@ -86,7 +86,7 @@ def _train(
 
     def one(start: Any, drawn: jax.Array, member: jax.Array) -> Any:
         def loss(params: Any, x: jax.Array, target: jax.Array) -> jax.Array:
-            error = (output(params, x, BOUND) - target) / LOSS_SCALE
+            error = (output(params, BOUND, x) - target) / LOSS_SCALE
             found = jnp.mean(jnp.sqrt(1 + error**2) - 1)
             if recipe.lasso:
                 of_input = jnp.sum(params["first"]["kernel"] ** 2, axis=1)

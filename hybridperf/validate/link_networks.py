@@ -54,7 +54,7 @@ class LinkedPrior(FamilyPrior):
         for name, own in self.links.items():
             at = link == name
             if at.any():
-                output[at] += fade[at] * unbounded(evaluate(own, x[at])[0])
+                output[at] += fade[at] * unbounded(evaluate(own, [x[at]])[0])
         return x, output, apart
 
 

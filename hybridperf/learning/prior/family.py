@@ -94,11 +94,12 @@ class FamilyPrior:
         self, rows: PriorRows, on: ClosedFormValues, params: Any = None
     ) -> tuple[Any, Any, Any]:
         """(inputs [N, d], faded output before the bound [N], faded deviation of members [N])."""
-        x, shared = self.standard.inputs(rows, on), params is None
+        parts, shared = self.standard.parts(rows, on), params is None
+        x = array_module(*parts).concatenate(parts, 1)
         if (params := self.params if shared else params) is None:
             silence = array_module(x).zeros(len(x))
             return x, silence, silence
-        output, apart = evaluate(params, x, self.network_bound)
+        output, apart = evaluate(params, parts, self.network_bound)
         fade = self.sizes.fade(rows.inputs)
         if shared:  # what others' kernels show says nothing of those that a law serves
             fade = fade * ~self.population.unmet(rows.implementation)

@@ -174,12 +174,22 @@ class Standardiser:
 
     def inputs(self, rows: PriorRows, on: ClosedFormValues) -> Any:
         """x [N, d] in the precision of the rows."""
+        parts = self.parts(rows, on)
+        return array_module(*parts).concatenate(parts, 1)
+
+    def parts(self, rows: PriorRows, on: ClosedFormValues) -> list[Any]:
+        """The columns of x that a varied machine moves, and those of the op alone."""
         seen = rows.inputs.select(self.names)
         if self.ends is not None:
             seen = seen.clip(self.ends.low, self.ends.high)
-        module = array_module(on.position, seen)
-        raw = module.concatenate([on.position, seen], 1, dtype=on.position.dtype)
-        return module.clip((raw - self.centre) / self.scale, -self.clip, self.clip)
+        at = on.position.shape[1]
+        return [
+            ((part - centre) / scale).clip(-self.clip, self.clip)
+            for part, centre, scale in (
+                (on.position, self.centre[:at], self.scale[:at]),
+                (seen.astype(on.position.dtype), self.centre[at:], self.scale[at:]),
+            )
+        ]
 
 
 def standard(devices: Sequence[tuple[PriorRows, ClosedFormValues]]) -> Standardiser:
