@@ -110,6 +110,21 @@ def seconds(model: hp.PerfModel, part: OpRows, sizes: dict[str, Any]) -> Any:
     return OpPricer(model, one, tuple(sizes), ())._seconds(model.platform(), sizes)
 
 
+@pytest.mark.parametrize("device", ["h100_sxm", "l40s", "mi300x"])
+def test_a_step_s_ops_together_cost_what_each_costs_alone(device: str) -> None:
+    """The roofline is calculated, and a family asked, once for all of them: products, fused loops,
+    norms issued apart.
+    """
+    config = hp.TransformerConfig.run_by("megatron_core", hp.load_shape("gpt2"))
+    model, calls = model_or_datasheet(device), hp.transformer(config).calls
+    ops = [call for call in calls if isinstance(call, OpCall)]
+    together, each = price(model, ops), [price(model, [one]) for one in ops]
+    assert len({one.op.group for one in ops}) > 4
+    np.testing.assert_allclose(together.seconds, [one.seconds[0] for one in each], 1e-12)
+    np.testing.assert_allclose(together.spread, [one.spread[0] for one in each], 1e-9)
+    assert (together.outside == [one.outside[0] for one in each]).all()
+
+
 def test_a_call_s_steps_multiply_to_its_price() -> None:
     model = hp.load_model("h100_sxm")
     (name, sizes), *_ = CASES.items()

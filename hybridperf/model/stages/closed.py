@@ -120,7 +120,7 @@ def by_bandwidth(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Seque
     """A fused loop as the datasheet has it: there is nothing to measure; how far off it is is
     believed of what was measured of such ops by themselves.
     """
-    variance = np.nan if xp is np else 0.0  # what is traced asks for no interval
+    variance: Array = np.nan  # what is traced asks for no interval, and is told none
     if xp is np and (of := who(batch.by_itself, machine.model)) is Who.FAMILY:
         told = machine.told.get(id(batch)) or told_of([batch], machine)[id(batch)]
         variance = log_variance(told[-1])

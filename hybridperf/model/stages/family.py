@@ -146,8 +146,7 @@ def predicted(adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = Non
     values = put(biased.inputs.values.copy(), (bare, names.index("bias")), 1.0)
     most = adapted.predict(dataclasses.replace(biased, inputs=Inputs(names, values))).log_s
     less = module.where(bare, module.minimum(most - found.log_s, 0.0), 0.0)
-    shifted = {name: getattr(found, name) + less for name in ("log_s", "low_log_s", "high_log_s")}
-    return dataclasses.replace(found, **shifted)
+    return found.moved(less)
 
 
 @functools.lru_cache
