@@ -1,6 +1,6 @@
 """Why an op takes as long as it is said to: its price as a waterfall of stages.
 
-118 us roofline x 1.08 tiles x 1.21 learned (4,000 rows of h100_sxm) = 154 us; 90 %: 139 to 171
+118 µs roofline x 1.08 tiles x 1.21 learned (4,000 rows of h100_sxm) = 154 µs; 90 %: 139 to 171
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Waterfall:
 
     def __str__(self) -> str:
         unit, scale = next(
-            (one for one in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if self.seconds * one[1] >= 1),
-            ("us", 1e6),
+            (one for one in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)) if self.seconds * one[1] >= 1),
+            ("µs", 1e6),
         )
         parts = [f"{self.roofline_s * scale:.4g} {unit} roofline"]
         said = ""

@@ -389,7 +389,7 @@ def test_rows_of_a_machine_have_a_learning_curve(
     drop(tab, "rows", path)
     wait_for(tab, "document.querySelector('[data-question=rows] table')")
     told = str(tab.value("document.querySelector('[data-question=rows] table').textContent"))
-    assert " us roofline x " in told
+    assert " µs roofline x " in told
     button = (
         "[...document.querySelectorAll('button')].find(one => one.textContent.startsWith('Fit'))"
     )
