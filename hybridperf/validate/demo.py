@@ -61,7 +61,8 @@ def run(
     measured_steps.plot(compared, out / "steps.png")
     perfetto.write_timeline(last, out / "timeline.json")
 
-    found, verdict = measured_steps.summarise(compared), measured_steps.verdict(compared)
+    found = measured_steps.summarise(compared)
+    verdict = measured_steps.verdict(compared, found)
     summary = {
         **{name: calibration.model.provenance[name] for name in ("machine", "date")},
         "calibration": calibration.report.summary(),

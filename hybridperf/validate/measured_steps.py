@@ -30,6 +30,7 @@ from hybridperf.workloads.torch.fakes import without_memory
 from hybridperf.workloads.torch.program import from_torch
 
 STEPS_SCHEMA_VERSION = 2  # of measured steps
+_OWN_CORE = 0.8  # processor seconds a second, below which others had the core
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,12 +233,10 @@ class Verdict:
     words: str
 
 
-_OWN_CORE = 0.8  # processor seconds a second, below which others had the core
-
-
-def verdict(compared: Sequence[StepComparison]) -> Verdict:
-    """What a run of steps shows, and where it shows nothing good, the likely reason."""
-    found = summarise(compared)
+def verdict(compared: Sequence[StepComparison], found: Mapping[str, Any]) -> Verdict:
+    """What a run of steps shows, and where it shows nothing good, the likely reason; `found`: what
+    `summarise` says of them.
+    """
     error, constant, noise = (
         found[name] for name in ("mean_error", "mean_scaled_roofline_error", "mean_noise")
     )

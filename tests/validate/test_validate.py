@@ -179,10 +179,11 @@ def test_a_verdict_says_why_where_it_is_bad_or_none(
         )
         step = dataclasses.replace(step, **changed)
         compared.append(StepComparison(step, dataclasses.replace(bare, time_s=times_off * time_s)))
-    found = measured_steps.verdict(compared)
+    found = measured_steps.verdict(compared, measured_steps.summarise(compared))
     assert found.beats is beats
     assert re.search(words, found.words)
-    assert measured_steps.verdict(compared[:1]).beats is None
+    alone = compared[:1]
+    assert measured_steps.verdict(alone, measured_steps.summarise(alone)).beats is None
 
 
 def test_noise_is_how_far_the_rounds_lie_above_the_quietest(tiny) -> None:
