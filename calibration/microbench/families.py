@@ -21,11 +21,13 @@ from jax import lax
 from jax.experimental import sparse
 
 from hybridperf.ops.embedding_bag import OPTIMIZERS, Direction
+from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.microbench.lookup_updates import merged_update
 from hybridperf_calibration.microbench.lookups import Lookups
 
 Array = Any
 FLOAT_BYTES = 4
+_SHARE_OF_MEMORY = 0.1  # that the largest table takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,21 +294,51 @@ def _gather(u: np.ndarray) -> OpProgram:
     vocab, width = _matrix(_vocabulary(u[0]), size(u[1], 8, 512, u[4]), 5e7)
     bags, pooling = _matrix(size(u[2], 32, 2048, u[5]), size(u[3], 1, 32, 0.9), 30_000)
     if u[6] < 0.5:
-        results, name = bags * pooling, f"gather {vocab} {width} {bags * pooling}"
-        look_up, looked_up = lambda t, i: t[i], indices(vocab, results)
+        return _looked_up(vocab, width, bags * pooling)
+    return _looked_up(vocab, width, bags, pooling)
+
+
+def _looked_up(vocab: int, width: int, results: int, pooling: int = 0) -> OpProgram:
+    """Rows at random places of a table, or where they are pooled, the sums of so many."""
+    if pooling:
+        name = f"bag {vocab} {width} {results} {pooling}"
+        look_up, looked_up = lambda t, i: t[i].sum(1), indices(vocab, results, pooling)
     else:
-        results, name = bags, f"bag {vocab} {width} {bags} {pooling}"
-        look_up, looked_up = lambda t, i: t[i].sum(1), indices(vocab, bags, pooling)
+        name = f"gather {vocab} {width} {results}"
+        look_up, looked_up = lambda t, i: t[i], indices(vocab, results)
     arguments, result_bytes = [floats(vocab, width), looked_up], 4.0 * results * width
     return OpProgram(name, look_up, arguments, shared=1, result_bytes=result_bytes)
 
 
 def _scatter_add(u: np.ndarray) -> OpProgram:
     vocab, width = _matrix(_vocabulary(u[0]), size(u[1], 4, 512, u[3]), 5e7)
-    n = size(u[2], 64, 30_000, u[4])
+    return _scattered(vocab, width, size(u[2], 64, 30_000, u[4]))
+
+
+def _scattered(vocab: int, width: int, n: int) -> OpProgram:
     arguments = [floats(vocab, width), indices(vocab, n), floats(n, width)]
     name = f"scatter {vocab} {width} {n}"
     return OpProgram(name, lambda t, i, g: (t.at[i].add(g),), arguments, carry=1, shared=1)
+
+
+def _large_table(u: np.ndarray) -> OpProgram:
+    """Lookups in tables of 0.1 to 2 GB, as recommendation models have them: rows lie beyond every
+    cache, and beyond what the processor remembers of where pages are.
+    """
+    width = size(u[1], 8, 256, u[4])
+    most_bytes = min(2e9, _SHARE_OF_MEMORY * (machine.memory_bytes() or 1.6e10))
+    table_bytes = 1e8 * (max(most_bytes, 1e8) / 1e8) ** float(u[0])
+    rows = int(table_bytes / FLOAT_BYTES / width)
+    bags, pooling = _matrix(size(u[2], 64, 4096, u[5]), size(u[3], 1, 32, 0.9), 30_000)
+    which = int(u[6] * 5)
+    if which == 0:
+        return _looked_up(rows, width, bags * pooling)
+    if which == 1:
+        return _looked_up(rows, width, bags, pooling)
+    if which == 2:
+        return _scattered(rows, width, bags * pooling)
+    of = Lookups(rows, width, bags, pooling, round(1.2 * float(u[7]), 2), 0.0)
+    return _bag(of) if which == 3 else _bag_backward(dataclasses.replace(of, direction="backward"))
 
 
 def skewed(u: np.ndarray, direction: Direction) -> Lookups:
@@ -320,14 +352,19 @@ def skewed(u: np.ndarray, direction: Direction) -> Lookups:
 
 
 def _embedding_bag(u: np.ndarray) -> OpProgram:
-    of = skewed(u, "forward")
+    return _bag(skewed(u, "forward"))
+
+
+def _bag(of: Lookups) -> OpProgram:
     bytes_out = 4.0 * of.bags * of.dim
     return bags("embedding_bag", of, lambda t, i: t[i].sum(1), result_bytes=bytes_out)
 
 
 def _embedding_bag_backward(u: np.ndarray) -> OpProgram:
-    of = skewed(u, "backward")
+    return _bag_backward(skewed(u, "backward"))
 
+
+def _bag_backward(of: Lookups) -> OpProgram:
     def update(t: Array, i: Array, g: Array) -> tuple[Array]:
         each = jnp.broadcast_to(g[:, None, :], (of.bags, of.pooling, of.dim))
         return (t.at[i].add(-0.01 * each),)
@@ -505,6 +542,7 @@ FAMILIES = (
     Family("loop_reduction", 5, quick=12, full=140, build=_loop_reduction),
     Family("gather", 7, quick=22, full=200, build=_gather),
     Family("scatter_add", 5, quick=20, full=110, build=_scatter_add),
+    Family("large_table", 8, quick=8, full=100, build=_large_table),
     Family("embedding_bag", 8, quick=24, full=160, build=_embedding_bag),
     Family("embedding_bag_backward", 8, quick=24, full=120, build=_embedding_bag_backward),
     Family("spmm", 6, quick=16, full=120, build=_spmm),
