@@ -8,10 +8,11 @@ The first line measures this machine: it starts all processes here. The second i
 share of a job on several: run it on each with its own numbers; the coordinator is a free port of
 the machine that has process 0, and the results are left there.
 
-Each process has one device: an accelerator where JAX sees one (process i of those started here
-takes number i), else the CPU. Each is pinned to two cores of its own where there are enough, else
-to none: gloo receives in a thread of its own, which on a single core waits for the caller's time
-slice to end (with other programs running, medians were 2 to 50 times those of unpinned processes).
+Each process has one device: an accelerator where JAX sees one, or `--device` names one for PyTorch
+(process i of those started here takes number i), else the CPU. Each is pinned to two cores of its
+own where there are enough, else to none: gloo receives in a thread of its own, which on a single
+core waits for the caller's time slice to end (with other programs running, medians were 2 to 50
+times those of unpinned processes).
 `--cores-each 1` pins each to one all the same: what a training step meets that runs on one core per
 process.
 
@@ -36,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridperf.io import InputError
-from hybridperf_calibration.microbench import job, machine
+from hybridperf_calibration.microbench import accelerator, job, machine
 from hybridperf_calibration.microbench.collective_cases import SIZES, collective_cases
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--setting", default="quick", choices=list(PASSES))
     parser.add_argument("--passes", type=int, default=None)
     parser.add_argument("--budget-s", type=float, default=None)
-    add("--library", default="jax", choices=["jax", "torch"], help="torch: gloo on the CPU")
+    add("--library", default="jax", choices=["jax", "torch"], help="that joins the processes")
+    add("--device", default="cpu", choices=accelerator.KINDS, help="of --library torch")
     parser.add_argument("--only", default="", help="collectives, separated by commas")
     add("--sizes", default="", help="bytes, separated by commas, instead of the setting's")
     add("--coordinator", default="", help="host:port of process 0, for a job on several machines")
@@ -86,7 +88,9 @@ def _start_all(options: argparse.Namespace) -> int:
         raise InputError(f"{expected}, with --process-ids of a part of the job; got none")
     # refuses wrong names and sizes here, once
     names = _names(options.only)
-    collective_cases(options.processes, "cpu", _sizes(options), names, options.library)
+    collective_cases(options.processes, options.device, _sizes(options), names, options.library)
+    if options.library == "torch":
+        accelerator.hide("torch", options.device)  # from the processes that are started here
     logs = job.make_folders(Path(options.out), "collectives_logs")
     cores, remark = job.cores_of_processes(len(ranks), options.cores_each)
     job.say(remark, job.busy_remark("collectives"))
@@ -98,8 +102,8 @@ def _start_all(options: argparse.Namespace) -> int:
         left_s = None if budget_s is None else max(budget_s - (time.perf_counter() - start_s), 0.0)
         own = {
             "--out": options.out, "--processes": options.processes, "--setting": options.setting,
-            "--library": options.library, "--only": options.only, "--sizes": options.sizes,
-            "--passes": options.passes,
+            "--library": options.library, "--device": options.device, "--only": options.only,
+            "--sizes": options.sizes, "--passes": options.passes,
             "--budget-s": left_s, "--last-pass": last,
             "--coordinator": options.coordinator or f"127.0.0.1:{job.free_port()}",
         }  # fmt: skip
@@ -150,7 +154,8 @@ def _team(options: argparse.Namespace) -> Job:
 
     place = options.coordinator, options.processes, options.rank
     if options.library == "torch":
-        return torch_team.TorchTeam(*place)
+        on_cpu = options.device == "cpu"
+        return torch_team.TorchTeam(*place, None if on_cpu else options.local_device)
     return collectives.Team(*place, options.local_device)
 
 

@@ -45,20 +45,20 @@ _ALLOCATION_MB = (40, 64, 96, 160)
 _CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
 
 
-def op_cases(setting: str, only: Sequence[str] = (), of: str = "jax") -> list[Case]:
+def op_cases(
+    setting: str, only: Sequence[str] = (), of: str = "jax", kind: str = "cpu"
+) -> list[Case]:
     """Ops of a library, of a setting or of the named families, for a process with a steady
-    allocator.
+    allocator; `kind` of device, as `accelerator.facts` has it.
     """
-    families, on_gpu = _families(of)
+    families, on_device = _families(of, kind)
     known = [family.name for family in families]
     for name in only:
         if name not in known:
             raise unknown("family of ops", name, known, f"known are {', '.join(known)}")
     wanted = [family for family in families if not only or family.name in only]
-    if on_gpu:
-        from hybridperf_calibration.microbench.gpu import gpu_cases
-
-        return gpu_cases(wanted, setting)
+    if on_device is not None:
+        return on_device(wanted, setting)
     # an op of PyTorch is called as in a step: what a call costs is a part of it
     overhead = call_s if of == "jax" else lambda buffers: 0.0
     return [
@@ -68,19 +68,23 @@ def op_cases(setting: str, only: Sequence[str] = (), of: str = "jax") -> list[Ca
     ]
 
 
-def _families(of: str) -> tuple[Sequence[Family], bool]:
-    """(families of a library's ops, whether they run on a GPU with a clock of its own)."""
+def _families(
+    of: str, kind: str
+) -> tuple[Sequence[Family], Callable[[Sequence[Family], str], list[Case]] | None]:
+    """(families of a library's ops, what makes their cases where they run beside a host)."""
     if of != "torch":
-        return FAMILIES, False
-    import torch
+        if kind == "cpu":
+            return FAMILIES, None
+        from hybridperf_calibration.microbench import jax_queue
 
+        return FAMILIES, jax_queue.device_cases
     from hybridperf_calibration.microbench import torch_families
 
-    if not torch.cuda.is_available():
-        return torch_families.FAMILIES, False
+    if kind == "cpu":
+        return torch_families.FAMILIES, None
     from hybridperf_calibration.microbench import gpu
 
-    return gpu.FAMILIES, True
+    return gpu.FAMILIES, gpu.gpu_cases
 
 
 def host_cases(of: str = "jax") -> list[Case]:
@@ -164,11 +168,11 @@ def _case(
 
     def make(rng: np.random.Generator) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
         shared = [
-            [_argument(rng, a) for a in program.arguments[: program.shared]] for _ in range(copies)
+            [argument(rng, a) for a in program.arguments[: program.shared]] for _ in range(copies)
         ]
         own = program.arguments[program.shared :]
         return many, [
-            tuple(x for tables in shared for x in (*tables, *(_argument(rng, a) for a in own)))
+            tuple(x for tables in shared for x in (*tables, *(argument(rng, a) for a in own)))
             for _ in range(sets)
         ]
 
@@ -219,7 +223,8 @@ def main_op(told: Any, copies: int, has_prelude: bool = False) -> dict[str, Any]
     """The op that a program consists of, `copies` times, as columns.
 
     Args:
-        told: what the library tells of the program: XLA's text, or the calls of PyTorch's ops.
+        told: what the library tells of the program: XLA's text, the program before XLA changed it
+            (`lower_program`), or the calls of PyTorch's ops.
         copies: of the op.
         has_prelude: elementwise loops are passed over.
 
@@ -250,28 +255,28 @@ def main_op(told: Any, copies: int, has_prelude: bool = False) -> dict[str, Any]
 
 def _calls_of(told: Any, copies: int) -> list[OpCall]:
     """Our ops of a program, in order."""
-    if not isinstance(told, str):
-        from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
+    if isinstance(told, str | Mapping):
+        from hybridperf.workloads.jax.program import from_program
 
-        found = [kernels_on_cpu(call) for call in told]
-        if None in found:
-            raise ValueError(f"no rule for {told[found.index(None)].kind}")
-        # all copies are used before the first comes again
-        return [
-            dataclasses.replace(call, reuse_bytes=copies * float(call.op.work().reuse_bytes))
-            for calls in found
-            for call in calls or ()
-        ]
-    from hybridperf.workloads.jax.program import from_program
+        alone = {"name": "case", "backend": "cpu", "temporary_bytes": 0.0, "result_bytes": 0.0}
+        workload = from_program({**alone, "hlo": told} if isinstance(told, str) else told)
+        # the first node of what was compiled is the call itself
+        calls = [workload.calls[row - 1] for row in workload.graph.row[isinstance(told, str) :]]
+        return [call for call in calls if isinstance(call, OpCall)]
+    from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
 
-    alone = {"name": "case", "backend": "cpu", "temporary_bytes": 0.0, "result_bytes": 0.0}
-    workload = from_program({**alone, "hlo": told})
-    # the first node is the call itself
-    calls = [workload.calls[row - 1] for row in workload.graph.row[1:]]
-    return [call for call in calls if isinstance(call, OpCall)]
+    found = [kernels_on_cpu(call) for call in told]
+    if None in found:
+        raise ValueError(f"no rule for {told[found.index(None)].kind}")
+    # all copies are used before the first comes again
+    return [
+        dataclasses.replace(call, reuse_bytes=copies * float(call.op.work().reuse_bytes))
+        for calls in found
+        for call in calls or ()
+    ]
 
 
-def _argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
+def argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
     kind, shape, *below = description
     if kind == "flags":
         return rng.random(shape) < 0.5

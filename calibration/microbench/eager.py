@@ -44,7 +44,7 @@ class _Attention(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Program:
+class Program:
     """A small step: a module, its input, and the optimizer of its parameters."""
 
     name: str
@@ -53,7 +53,7 @@ class _Program:
     optimizer: Callable[..., torch.optim.Optimizer]
 
 
-def _programs() -> list[_Program]:
+def programs() -> list[Program]:
     layers: list[nn.Module] = []
     for _ in range(4):
         layers += [nn.Linear(8, 8), nn.ReLU()]
@@ -64,10 +64,10 @@ def _programs() -> list[_Program]:
     block = nn.Sequential(_Attention(8), _Attention(8))
     plain = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     return [
-        _Program("mlp", nn.Sequential(*layers), torch.rand(4, 8), torch.optim.SGD),
-        _Program("block", block, torch.rand(1, 4, 8), torch.optim.AdamW),
-        _Program("image", image, torch.rand(1, 3, 4, 4), torch.optim.Adam),
-        _Program("plain", plain, torch.rand(2, 8), torch.optim.SGD),
+        Program("mlp", nn.Sequential(*layers), torch.rand(4, 8), torch.optim.SGD),
+        Program("block", block, torch.rand(1, 4, 8), torch.optim.AdamW),
+        Program("image", image, torch.rand(1, 3, 4, 4), torch.optim.Adam),
+        Program("plain", plain, torch.rand(2, 8), torch.optim.SGD),
     ]
 
 
@@ -75,14 +75,14 @@ def eager_cases() -> list[Case]:
     """Each program's phases; the forward pass also without gradients."""
     found = []
     for phase in ("inference", "forward", "backward", "update"):
-        found += [_Step(program).case(phase) for program in _programs()]
+        found += [_Step(program).case(phase) for program in programs()]
     return found
 
 
 class _Step:
     """A program's step, by phase."""
 
-    def __init__(self, program: _Program) -> None:
+    def __init__(self, program: Program) -> None:
         self.name, self.module, self.x = program.name, program.module, program.x
         self.optimizer = program.optimizer(self.module.parameters(), lr=1e-6)
 

@@ -27,7 +27,7 @@ from hybridperf.workloads.ratios import FUSED_ATTENTION
 from hybridperf.workloads.torch.calls import NAMES
 from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.record import recorder
-from hybridperf_calibration.microbench import machine, torch_families
+from hybridperf_calibration.microbench import torch_families
 from hybridperf_calibration.microbench.families import (
     FLOAT_BYTES,
     GPU,
@@ -43,7 +43,7 @@ from hybridperf_calibration.microbench.families import (
     skewed,
 )
 from hybridperf_calibration.microbench.lookups import Lookups, spread_over
-from hybridperf_calibration.microbench.timer import Budget, Case, Timing
+from hybridperf_calibration.microbench.timer import Budget, Case, Timing, timing_of
 from hybridperf_calibration.microbench.torch_images import convolved, fitting, product
 
 Tensor = torch.Tensor
@@ -242,12 +242,10 @@ def _case(key: str, family: str, program: OpProgram, dtype: str, cold: bool, las
             if last:
                 described["order"] = _CHANNELS_LAST
             seconds, issue_s, recorded = _replayed(call, sets, budget)
-        usual_s = statistics.median(seconds)
-        return Timing(
-            time_s=usual_s / case.divisor, least_s=min(seconds) / case.divisor, call_s=issue_s,
-            repeats=len(seconds), settled=True, unreliable=not recorded and usual_s < issue_s,
-            compile_s=0.0, repeating_s=sum(seconds), reuse_bytes=int(sets * set_bytes),
-            load=machine.load_1min(), preemptions=0, described=described,
+        late = not recorded and statistics.median(seconds) < issue_s
+        return timing_of(
+            seconds, issue_s, case.divisor, described, unreliable=late,
+            reuse_bytes=int(sets * set_bytes),
         )  # fmt: skip
 
     return Case(key, named, make, divisor=program.times, timed=timed)

@@ -173,17 +173,23 @@ def preemptions() -> int:
 
 def machine_facts(library: str = "jax") -> dict[str, Any]:
     """Provenance of a measurement: host, processor, accelerator and versions. Imports JAX, and
-    PyTorch where that is the library.
+    PyTorch where that is the library, whose device counts then.
     """
     import jax
     import jaxlib
 
-    devices = jax.devices()
+    from hybridperf_calibration.microbench import accelerator
+
+    devices, seen = jax.devices(), accelerator.facts(library)
     own: dict[str, Any] = {}
     if library == "torch":
         import torch
 
         own = {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
+    if seen["kind"] != "cpu":
+        backend = "tpu" if seen["kind"] == "tpu" else "gpu"
+        own |= {"backend": backend, "device_kind": seen["name"], "devices": seen["count"]}
+        own["accelerator"] = seen
     return {
         "host": platform.node(),
         "system": platform.platform(),

@@ -183,6 +183,19 @@ def time_case(
     )
 
 
+def timing_of(
+    calls_s: Sequence[float], call_s: float, ops: float, described: Mapping[str, Any], *,
+    unreliable: bool = False, reuse_bytes: int = 0,
+) -> Timing:  # fmt: skip
+    """What a case that timed itself gives, of calls that take so long and run so many ops."""
+    return Timing(
+        time_s=statistics.median(calls_s) / ops, least_s=min(calls_s) / ops, call_s=call_s,
+        repeats=len(calls_s), settled=True, unreliable=unreliable, compile_s=0.0,
+        repeating_s=sum(calls_s), reuse_bytes=reuse_bytes, load=machine.load_1min(), preemptions=0,
+        described=described,
+    )  # fmt: skip
+
+
 def dispatch_case(n_arguments: int, n_outputs: int = 1) -> Case:
     """A call that computes next to nothing: what every call costs besides its op.
 

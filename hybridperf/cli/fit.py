@@ -220,32 +220,35 @@ def calibrate(
     cores: str | None = None,
     budget: str | None = None,
     device: str | None = None,
-    library: str = "jax",
+    library: str | None = None,
     collectives: bool = False,
     processes: int = 2,
     cores_each: int | None = None,
 ) -> None:
-    """Measure this machine through JAX or PyTorch and fit it. Resumes where it was stopped."""
+    """Measure this machine, its CPU or its GPU, through JAX or PyTorch and fit it. Resumes where it
+    was stopped.
+    """
     setting, budget_s = "quick" if quick else "full", seconds_in(budget) if budget else None
     if collectives:
-        _calibrate_collectives(out, processes, setting, budget_s, cores_each, library)
+        _calibrate_collectives(out, processes, setting, budget_s, cores_each, library, device)
         return
     import time
 
-    from hybridperf.hardware import load_device
     from hybridperf.model.fit import this_machine
     from hybridperf.report import fits, plots
 
     start_s = time.perf_counter()
-    spec = load_device(device) if device else None
     only = names_in(ops)
     measured = this_machine.measure(
-        out, setting=setting, cores=cores, budget_s=budget_s, only=only, device=spec,
+        out, setting=setting, cores=cores, budget_s=budget_s, only=only, device=device,
         library=library,
     )  # fmt: skip
     result = measured.fit()
     print(fits.fit_report(result.report))
-    if library == "torch" and result.rows["op"].str.startswith("embedding_bag").any():
+    if (
+        measured.provenance["library"] == "torch"
+        and result.rows["op"].str.startswith("embedding_bag").any()
+    ):
         warn("embedding bags are PyTorch's own kernels; FBGEMM's fused lookups are not measured")
     common.result(folder=out, errors=result.report.table)
     plots.fit_plot(result.report, out / "png")
@@ -254,6 +257,12 @@ def calibrate(
         "report.json, held_out.csv, png": "how it errs on rows it has not seen",
         "ops.csv, host.csv, ops.machine.json": "what was measured, and on what",
     }
+    if measured.parts is not None:
+        del written["ops.csv, host.csv, ops.machine.json"]
+        written |= {
+            "host.json, system.toml": "its host's launches; its links, for --system",
+            "ops.csv, launches.csv, copies.csv, ...": "what was measured",
+        }
     if not quick:
         this_machine.to_stderr("fitting parts of the rows for the learning curve, up to a minute")
         learning_curve_in(out, result.rows, result.model.device)
@@ -265,7 +274,7 @@ def calibrate(
 
 def _calibrate_collectives(
     out: Path, processes: int, setting: str, budget_s: float | None, cores_each: int | None,
-    library: str,
+    library: str | None, device: str | None,
 ) -> None:  # fmt: skip
     from hybridperf.model.fit.this_machine import calibrate_collectives
     from hybridperf.report import collective_plots, fits
@@ -273,7 +282,7 @@ def _calibrate_collectives(
     compilation_cache()
     model, report = calibrate_collectives(
         out, processes=processes, setting=setting, budget_s=budget_s, cores_each=cores_each,
-        library=library,
+        library=library, device=device,
     )  # fmt: skip
     collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
     print(fits.collective_report(report))

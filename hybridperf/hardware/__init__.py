@@ -42,6 +42,7 @@ from hybridperf.hardware.specs import (
     Unit,
     canonical_dtype,
 )
+from hybridperf.hardware.this_gpu import this_gpu, this_node
 from hybridperf.hardware.this_machine import this_cpu, this_system
 
 __all__ = [
@@ -49,5 +50,5 @@ __all__ = [
     "DeviceSpec", "Host", "Overhead", "Spread", "SystemSpec", "Unit", "canonical_dtype",
     "device_called", "device_id", "device_names", "device_of", "load_device", "load_host",
     "load_system", "names_people_use", "other_names", "system_names", "system_of", "this_cpu",
-    "this_system",
+    "this_gpu", "this_node", "this_system",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from hybridperf.hardware.specs import Spec
 from hybridperf.io import InputError, read_json, write_json
 
 HOST_FILE = "host.json"
-HOST_SCHEMA_VERSION = 2  # 2: checksum
+HOST_SCHEMA_VERSION = 3  # 2: checksum; 3: fetch_s
 _LEAST_SEEN = 3  # times that an overhead of one kind of op needs to speak for itself
 
 
@@ -58,6 +58,7 @@ class Host(Spec):
     launch_call_s: Overhead  # T4, by call
     between_launches_s: Overhead  # T5, by op: from the end of a launch to the next of the op
     without_launch_s: Overhead  # by op: all of it, of ops that launch nothing (also T5)
+    fetch_s: Spread | None = None  # one number from an idle device, from the call to its return
 
     def seconds(self, overhead: str, names: Sequence[str]) -> float:
         """Mean of one overhead, by the first of an op's names that it was seen under."""

@@ -56,7 +56,7 @@ def device_called(driver_name: str) -> str:
     Either an alias says so, or each part of the device's name is a word of the driver's. A part of
     a device (MIG) is none, nor is a smaller one of its name (for laptops).
     """
-    words = [word for word in _plain(driver_name).split("_") if word not in _VENDOR_WORDS]
+    words = [word for word in plain_name(driver_name).split("_") if word not in _VENDOR_WORDS]
     if _OTHER_DEVICE.intersection(words):
         return ""
     bare, aliases = "_".join(words), _aliases()["devices"]
@@ -121,11 +121,11 @@ def device_id(name: str | os.PathLike) -> str | None:
 
 @functools.lru_cache(4096)
 def _known_id(text: str, which: str) -> str | None:
-    presets, plain = _presets(which), _plain(text)
+    presets, plain = _presets(which), plain_name(text)
     if text in presets:
         return text
     return _aliases()[which].get(plain) or next(
-        (name for name in presets if _plain(name) == plain), None
+        (name for name in presets if plain_name(name) == plain), None
     )
 
 
@@ -168,5 +168,6 @@ def checked_spec(spec: type, content: Mapping[str, Any], path: Path, example: st
         raise InputError(f"{path}: {field}: {first['msg']}{got}; {example}") from error
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A name in lower case with every run of other characters as one underscore."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

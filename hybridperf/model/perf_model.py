@@ -95,8 +95,9 @@ class PerfModel:
         return Platform.of(self.device, self.knobs)
 
     def adapted(self, framework: str = "") -> Adapted:
-        """What is known of a framework's step effects on this device."""
-        return (self.steps or Adaptation({})).of(Group.of(framework, self.device.arch))[0]
+        """What is known of a framework's step effects on this device with its host."""
+        known = self.steps or Adaptation({}, host=self.host)
+        return known.of(Group.of(framework, self.device.arch))[0]
 
     def steps_note(self, framework: str) -> str:
         """Whose measured steps a framework's effects come from; "" where from its own."""

@@ -83,10 +83,16 @@ class StepIssuer:
         self._last[rank, COMPUTE] = self.graph.op(
             0, label=_COPY_NAMES[0], rank=rank, launch_row=launch, blocking=True
         )
+        if self.host is not None and self.host.fetch_s is not None:
+            self.spend(rank, max(self.host.fetch_s.mean_s - self._copy_s(), 0.0))
 
     def _spend_copy(self, rank: int) -> None:
-        before_s = self._between_ops_s() + self._of("before_launch_s", _COPY_NAMES)
-        self.spend(rank, before_s + self._of("launch_call_s", (COPY_CALL,)))
+        self.spend(rank, self._between_ops_s() + self._copy_s())
+
+    def _copy_s(self) -> float:
+        """Of the host, until a copy is launched."""
+        before_s = self._of("before_launch_s", _COPY_NAMES)
+        return before_s + self._of("launch_call_s", (COPY_CALL,))
 
     def collective(self, call: CollectiveCall, op: HostOp, ranks: Sequence[int]) -> dict[int, int]:
         """Nodes by rank on the communication streams; it begins when all `ranks` have issued it."""

@@ -16,8 +16,17 @@ import hybridperf
 from hybridperf import io
 from hybridperf.collectives.fit import CollectiveReport, fit_collectives
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.hardware import DeviceSpec, load_device, this_cpu, this_system
+from hybridperf.hardware import (
+    DeviceSpec,
+    device_id,
+    load_device,
+    this_cpu,
+    this_gpu,
+    this_node,
+    this_system,
+)
 from hybridperf.model import PerfModel
+from hybridperf.model.fit import own_gpu
 from hybridperf.model.fit.device import FitReport, fit
 from hybridperf.model.fit.programs import run_program, usable_core
 
@@ -50,23 +59,34 @@ class MachineRows:
     rows: pd.DataFrame
     drift: list[float]  # see `hybridperf.model.fit.device.fit`
     provenance: Mapping[str, Any]
+    parts: own_gpu.Parts | None = None  # of a GPU: what was measured besides ops
 
     def fit(self, say: Callable[[str], None] = to_stderr) -> Calibration:
         """Fit the rows; leaves model and report in the folder."""
         say(f"fitting {self.device.name} to {len(self.rows)} rows")
-        model, report = fit(self.rows, self.device, drift=self.drift, provenance=self.provenance)
+        about = {**self.provenance, **(self.parts.provenance() if self.parts else {})}
+        model, report = fit(self.rows, self.device, drift=self.drift, provenance=about)
+        if self.parts is not None:
+            model = dataclasses.replace(model, host=self.parts.host)
+            if self.parts.collectives is not None:
+                model = model.with_collectives(self.parts.collectives[0])
         with io.replacing_in(self.folder) as new:
             model.save(new)
             report.save(new)
+            if self.parts is not None:
+                self.parts.save(new)
+        for note in self.parts.notes if self.parts else ():
+            say(note)
         return Calibration(model, report, self.rows)
 
 
 def measure(
     folder: str | os.PathLike, *, setting: str, cores: str | None = None,
     budget_s: float | None = None, passes: int | None = None, only: Sequence[str] = (),
-    device: DeviceSpec | None = None, library: str = "jax",
+    device: DeviceSpec | str | None = None, library: str | None = None,
 ) -> MachineRows:  # fmt: skip
-    """Measure this machine's ops and host, and leave the rows in a folder.
+    """Measure this machine's ops and host, of a GPU also its copies, memory and collectives, and
+    leave the rows in a folder.
 
     Resumes what an earlier call measured. The tables `ops.csv` and `host.csv` name the device
     (`here`: this CPU) and the number of cores, for `hybridperf fit`.
@@ -75,21 +95,28 @@ def measure(
         folder: where everything is written.
         setting: `quick` or `full`.
         cores: to pin to, as the measuring programs read them; default: one that is usable.
-        budget_s: seconds of measuring ops; default: that of the setting in `BUDGET_S`.
+        budget_s: seconds of measuring ops; default: that of the setting.
         passes: over all cases; default: those of the setting in `PASSES`.
         only: names of families of ops; default: all.
-        device: facts of the device under JAX' default backend; default: this CPU, or the preset
-            that JAX' device name leads to.
-        library: whose ops are measured, `jax` or `torch`; PyTorch's on its GPU where it has one.
+        device: what to measure: `cpu`, `cuda`, `rocm` or `tpu`; or facts, or a name, of the device
+            under the library's default backend; default: this CPU, or the preset that the driver's
+            name leads to.
+        library: whose ops are measured, `jax` or `torch`; default: that which sees the device,
+            PyTorch first, and `jax` on a CPU.
 
     Raises:
-        InputError: an unknown setting or library, a folder that cannot be made, or a program that
-            stopped.
+        InputError: an unknown setting, device or library, no such device, a folder that cannot be
+            made, or a program that stopped.
     """
     if setting not in PASSES:
         raise io.unknown("setting", setting, PASSES, "quick takes a minute or two, full twenty")
-    _refuse_library(library)
-    passes = passes or PASSES[setting]
+    kind, spec = _kind_and_facts(device)
+    if library is not None:
+        _refuse_library(library)
+    if kind not in ("", "cpu"):
+        library = str(own_gpu.seen(kind, library)["library"])
+        budget_s = own_gpu.BUDGETS_S[setting]["ops"] if budget_s is None else budget_s
+    library, passes = library or "jax", passes or PASSES[setting]
     budget_s = BUDGET_S[setting] if budget_s is None else budget_s
     folder, cores = Path(folder), cores or usable_core()
     try:
@@ -98,32 +125,65 @@ def measure(
         why = f"{error.strerror}; choose another --out"
         raise io.InputError(f"cannot make the folder {folder}: {why}") from error
     options = ["--cores", cores, "--passes", str(passes), "--library", library]
+    options += ["--device", kind] if kind else []
     ops = ["--part", "ops", "--out", str(folder / "ops.jsonl"), "--setting", setting, *options]
     ops += ["--budget-s", str(budget_s)] if budget_s is not None else []
     ops += ["--only", ",".join(only)] if only else []
     complete = run_program("hybridperf_calibration.measure", ops)
     facts = io.read_json(folder / "ops.machine.json", "machine", 1)
-    tables = [folder / "ops.csv"]
-    if library == "jax" or facts["backend"] == "cpu":  # a GPU's ops leave PyTorch's host out
+    if facts["backend"] == "cpu":
         host = ["--part", "host", "--out", str(folder / "host.jsonl"), *options]
         run_program("hybridperf_calibration.measure", host)
-        tables.append(folder / "host.csv")
-    drift = facts.pop("drift")
+    elif "accelerator" in facts:
+        complete &= own_gpu.measure_parts(
+            folder, facts["accelerator"], setting=setting, passes=passes
+        )
+    words = (f"--{setting}", f"--device {kind}" if kind else "",
+             f"--library {library}" if library != "jax" else "")  # fmt: skip
+    about = {"cores": cores, "library": library, "measured_completely": complete}
+    return read(folder, spec, made_by=f"calibrate {' '.join(filter(None, words))}", about=about)
+
+
+def read(
+    folder: str | os.PathLike, device: DeviceSpec | None = None, *, made_by: str = "calibrate",
+    about: Mapping[str, Any] | None = None,
+) -> MachineRows:  # fmt: skip
+    """What an earlier `measure` left in a folder, on whatever machine that was.
+
+    Args:
+        folder: with `ops.csv` and `ops.machine.json`, and what else was measured.
+        device: what was measured; default: as the machine's facts tell.
+        made_by: the command.
+        about: what else to record.
+
+    Raises:
+        InputError: no such files, or a device that nobody can describe.
+    """
+    folder = Path(folder)
+    facts = io.read_json(folder / "ops.machine.json", "machine", 1)
+    drift, tables, parts = facts.pop("drift", []), [folder / "ops.csv"], None
     if device is None or device.id == "here":  # of this CPU, only the measured cores count
-        device = _device_of(facts)
+        device = _device_of(facts, folder)
+    if facts["backend"] == "cpu":
+        tables.append(folder / "host.csv")
+    elif "accelerator" in facts:
+        parts = own_gpu.read_parts(folder, device, facts["accelerator"])
+        device = parts.device
     for table in tables:  # another device's fit leaves out rows that name this one
         io.write_table(
             io.read_table(table).assign(device=device.id, cores=int(facts["cores"])), table
         )
-    rows = io.read_tables(tables)
-    said = f"--{setting}" + (f" --library {library}" if library != "jax" else "")
-    provenance = _provenance(said, facts, complete, cores=cores, library=library)
-    return MachineRows(folder, device, rows, drift, provenance)
+    machine = {key: value for key, value in facts.items() if not key.startswith("schema")}
+    made = {"made_by": f"hybridperf {hybridperf.__version__} {made_by}", "machine": machine}
+    return MachineRows(
+        folder, device, io.read_tables(tables), drift, made | dict(about or {}), parts
+    )
 
 
 def calibrate_collectives(
     folder: str | os.PathLike, *, processes: int, setting: str, budget_s: float | None = None,
-    cores_each: int | None = None, library: str = "jax",
+    cores_each: int | None = None, library: str | None = None,
+    device: DeviceSpec | str | None = None,
 ) -> tuple[CollectiveModel, CollectiveReport]:  # fmt: skip
     """Measure collectives between processes of this machine and fit them; resumes.
 
@@ -134,7 +194,8 @@ def calibrate_collectives(
         budget_s: seconds of measuring; default: that of the setting.
         cores_each: cores that each process is pinned to; default: two where there are enough, else
             none. Sharded steps that run on one core per process need collectives measured on one.
-        library: that joins the processes, `jax` or, on CPUs, `torch`.
+        library: that joins the processes, `jax` (the default on CPUs) or `torch`.
+        device: `cuda` or `rocm`: a GPU to each process; else a CPU.
 
     Raises:
         InputError: fewer than 2 processes, or a program that stopped.
@@ -142,18 +203,32 @@ def calibrate_collectives(
     if processes < 2:
         why = f"got {processes}: a collective needs two ranks"
         raise io.InputError(f"expected --processes of 2 or more, {why}")
-    _refuse_library(library)
+    if library is not None:
+        _refuse_library(library)
+    (kind, _), system, count = _kind_and_facts(device), this_system(), processes
+    if kind not in ("", "cpu"):
+        seen = own_gpu.seen(kind, library)
+        library, count = str(seen["library"]), int(seen["count"])
+        system = this_node(this_gpu(seen), count, str(seen.get("topology", "")))
+    if processes > count:
+        why = f"got {processes}, and {library} sees {count}"
+        raise io.InputError(f"expected no more --processes than devices, {why}")
+    library = library or "jax"
     options = ["--out", str(folder), "--processes", str(processes), "--setting", setting]
-    options += ["--library", library]
+    options += ["--library", library, *(["--device", kind] if kind else [])]
     options += ["--budget-s", str(budget_s)] if budget_s is not None else []
     options += ["--cores-each", str(cores_each)] if cores_each is not None else []
     complete = run_program("hybridperf_calibration.measure_collectives", options)
     rows = io.read_table(Path(folder) / "collectives.csv")
     facts = io.read_json(Path(folder) / "collectives.machine.json", "machine", 1)
     said = f"--collectives --{setting}" + (f" --library {library}" if library != "jax" else "")
-    provenance = _provenance(said, facts, complete, library=library)
+    machine = {key: value for key, value in facts.items() if not key.startswith("schema")}
+    provenance = {
+        "made_by": f"hybridperf {hybridperf.__version__} calibrate {said}", "machine": machine,
+        "library": library, "measured_completely": complete,
+    }  # fmt: skip
     to_stderr(f"fitting collectives of this machine to {len(rows)} rows")
-    model, report = fit_collectives(rows, this_system(), provenance=provenance)
+    model, report = fit_collectives(rows, system, provenance=provenance)
     with io.replacing_in(folder) as new:
         model.save(new)
         report.save(new)
@@ -167,25 +242,20 @@ def _refuse_library(library: str) -> None:
         raise io.InputError("PyTorch is not installed here: `pip install torch` (extra `torch`)")
 
 
-def _provenance(
-    options: str, facts: Mapping[str, Any], complete: bool, **more: Any
-) -> dict[str, Any]:
-    machine = {key: value for key, value in facts.items() if not key.startswith("schema")}
-    made_by = f"hybridperf {hybridperf.__version__} calibrate {options}"
-    return {"made_by": made_by, "machine": machine, **more, "measured_completely": complete}
+def _kind_and_facts(device: DeviceSpec | str | None) -> tuple[str, DeviceSpec | None]:
+    """(`cpu`, `cuda`, `rocm`, `tpu` or "" where none is asked for, the device if it was named)."""
+    if device is None or isinstance(device, DeviceSpec):
+        return "", device
+    if device in own_gpu.KINDS:
+        return device, None
+    if not (device.endswith(".toml") or device == "here" or device_id(device)):
+        raise own_gpu.unknown_kind(device)
+    return "", load_device(device)
 
 
-def _device_of(facts: Mapping[str, Any]) -> DeviceSpec:
-    """The device that was measured: this CPU, or the preset its name leads to."""
+def _device_of(facts: Mapping[str, Any], folder: Path) -> DeviceSpec:
+    """What was measured: this CPU, the preset that its name leads to, or what its driver tells."""
     if facts["backend"] == "cpu":
         return this_cpu(int(facts["cores"]))
-    kind = str(facts["device_kind"])
-    for name in (kind, kind.removeprefix("NVIDIA "), kind.removeprefix("AMD ")):
-        try:
-            return load_device(name)
-        except io.InputError:
-            continue
-    raise io.InputError(
-        f"no facts are known of the device {kind!r}; describe it in a .toml file and give it as"
-        " --device"
-    )
+    told = facts.get("accelerator", {"name": facts["device_kind"]})
+    return this_gpu({**told, "copy_bytes_per_s": own_gpu.copy_bytes_per_s(folder)})

@@ -13,6 +13,9 @@ it further.
 
 from __future__ import annotations
 
+import numpy as np
+
+from hybridperf.engine.workload import Workload
 from hybridperf.model.calls import StepPlace
 from hybridperf.ops import OpCall, Reduction
 from hybridperf.workloads.in_program import role_of
@@ -49,3 +52,10 @@ def launch_of_update(updated: int) -> StepPlace:
     the same step waits for it.
     """
     return StepPlace("launch", _OPTIMIZER + _UPDATED * updated)
+
+
+def launches_of(workload: Workload) -> float:
+    """Launches of a captured step, each as much of its host's time as the effect `launch_s` is."""
+    places = workload.in_step.places if workload.in_step else ()
+    counts = np.array([0.0, *(one.count if one.role == "launch" else 0.0 for one in places)])
+    return float(counts[workload.graph.launch_row].sum())
