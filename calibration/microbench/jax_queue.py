@@ -16,7 +16,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +45,7 @@ _CALLS = 16  # in the queue: JAX makes the host wait from 32 on
 _FORMATS = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
 _HOST_SHARE = 0.8  # of a call: from there on the host may be what takes so long
 _ROUNDS = 5
+_OF_CPUS = ("loop_trip",)  # which XLA runs there alone
 _PROGRAMS_FOR = "h100_sxm"  # read as for this one where JAX' device is none we know
 
 
@@ -52,6 +53,8 @@ def device_cases(families: Sequence[Family], setting: str) -> list[Case]:
     """Ops of families as JAX' device runs them, half of them on data that no cache still holds."""
     made: dict[str, Case] = {}
     for family in families:
+        if family.name in _OF_CPUS:
+            continue
         count = family.quick if setting == "quick" else family.full
         for at, u in enumerate(points(family, count)):
             with reaching(GPU):
@@ -104,23 +107,24 @@ class _Queue:
         return int(max(min(math.ceil(_COLD_BYTES / call_bytes), fitting), 1))
 
     def timed(self, case: Case, budget: Budget, rng: np.random.Generator) -> Timing:
-        of, copies = self.program, self.copies
-        tuples = self._arguments(rng)
+        copies, tuples = self.copies, self._arguments(rng)
         described = self._described(tuples[0])
-        whole, issue_s = self._seconds(self._many(of.fn), tuples, budget, of.carry)
-        before_s = 0.0
-        if of.prelude is not None:
-            before_s = min(self._seconds(self._many(None), tuples, budget, 0)[0])
-        least = 0.01 * min(whole)
+        whole, issue_s = self._seconds(tuples, budget)
+        late = issue_s > _HOST_SHARE * statistics.median(whole)
         return timing_of(
-            [max(one - before_s, least) for one in whole], issue_s, case.divisor * copies,
-            described, unreliable=issue_s > _HOST_SHARE * statistics.median(whole),
+            whole, issue_s, case.divisor * copies, described, unreliable=late,
             reuse_bytes=int(self.sets * copies * self.own_bytes),
         )  # fmt: skip
 
     def _arguments(self, rng: np.random.Generator) -> list[list[Any]]:
-        """Sets of those of all copies; tables are a copy's own, and all sets'."""
+        """Sets of those of all copies; tables are a copy's own, and all sets'. What a prelude makes
+        is an argument here: nothing fuses across a launch.
+        """
         of = self.program
+        prelude = None if of.prelude is None else jax.jit(of.prelude)
+
+        def taken(own: list[Any]) -> list[Any]:
+            return own if prelude is None else [prelude(*own)]
 
         def placed(description: tuple) -> Any:
             made = argument(rng, description)
@@ -130,13 +134,14 @@ class _Queue:
         tables = [[placed(one) for one in of.arguments[: of.shared]] for _ in range(self.copies)]
         own = of.arguments[of.shared :]
         return jax.block_until_ready([
-            [x for shared in tables for x in (*shared, *map(placed, own))]
+            [x for shared in tables for x in taken([*shared, *map(placed, own)])]
             for _ in range(self.sets)
         ])  # fmt: skip
 
-    def _many(self, fn: Callable[..., Any] | None) -> Callable[..., Any]:
-        """A program of all copies, each after the one before; of the preludes alone if None."""
-        of, each = self.program, len(self.program.arguments)
+    def _seconds(self, tuples: list[list[Any]], budget: Budget) -> tuple[list[float], float]:
+        """(seconds of a call by round, seconds that the host needs to issue one)."""
+        of, each = self.program, len(tuples[0]) // self.copies
+        carried = [copy * each + at for copy in range(self.copies) for at in range(of.carry)]
 
         def run(*flat: Any) -> list[Any]:
             results: list[Any] = []
@@ -144,19 +149,10 @@ class _Queue:
                 part: Any = tuple(flat[copy * each : (copy + 1) * each])
                 if results:  # no fusion reaches across, and none runs beside another
                     part = lax.optimization_barrier((part, results[-1]))[0]
-                part = (of.prelude(*part),) if of.prelude is not None else part
-                results.append(part if fn is None else fn(*part))
+                results.append(of.fn(*part))
             return results
 
-        return run
-
-    def _seconds(
-        self, fn: Callable[..., Any], tuples: list[list[Any]], budget: Budget, carry: int
-    ) -> tuple[list[float], float]:
-        """(seconds of a call by round, seconds that the host needs to issue one)."""
-        each = len(self.program.arguments)
-        carried = [copy * each + at for copy in range(self.copies) for at in range(carry)]
-        call = jax.jit(fn, donate_argnums=carried).lower(*tuples[0]).compile()
+        call = jax.jit(run, donate_argnums=carried).lower(*tuples[0]).compile()
 
         def queued(calls: int) -> tuple[float, float]:
             start_s, results = time.perf_counter(), None
@@ -164,7 +160,7 @@ class _Queue:
                 arguments = tuples[at % len(tuples)]
                 results = call(*arguments)
                 if carried:
-                    made = [one for copy in results for one in copy[:carry]]
+                    made = [one for copy in results for one in copy[: of.carry]]
                     for position, one in zip(carried, made, strict=True):
                         donated = arguments[position]
                         for other in tuples:
@@ -191,12 +187,13 @@ class _Queue:
         if of.columns is not None:
             gathers = "nnz" in of.columns  # the op itself says when rows come again
             return dict(of.columns) | ({} if gathers else {"reuse_bytes": footprint})
-        own = list(arguments[: len(of.arguments)])
-        fn = of.fn if of.prelude is None else lambda *x: of.fn(of.prelude(*x))
+        own = arguments[: len(arguments) // self.copies]
         known = device_called(jax.devices()[0].device_kind)
         device = load_device(known or _PROGRAMS_FOR)
         if device.vendor.lower() not in ("nvidia", "amd"):
             device = load_device(_PROGRAMS_FOR)
-        told = lower_program(fn, *own, device=device)
-        found = main_op(told, 1, of.prelude is not None)
+        told = lower_program(
+            of.fn, *own, device=device, donate_argnums=tuple(range(of.carry))
+        )  # fmt: skip
+        found = main_op(told, 1)
         return found | {"reuse_bytes": max(found["reuse_bytes"], footprint)}

@@ -45,7 +45,7 @@ SYSTEM_FILE = "system.toml"
 # seconds of each part by setting: with start and fit three minutes, and twenty
 BUDGETS_S: Mapping[str, Mapping[str, float]] = {
     "quick": {"ops": 90.0, "launches": 15.0, "copies": 20.0, "collectives": 40.0},
-    "full": {"ops": 780.0, "launches": 45.0, "copies": 75.0, "collectives": 240.0},
+    "full": {"ops": 720.0, "launches": 45.0, "copies": 75.0, "collectives": 240.0},
 }
 _INSTALL = {
     "cuda": "install PyTorch for CUDA (pytorch.org/get-started) or jax[cuda12], and check"
