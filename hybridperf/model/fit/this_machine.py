@@ -64,7 +64,7 @@ class MachineRows:
 def measure(
     folder: str | os.PathLike, *, setting: str, cores: str | None = None,
     budget_s: float | None = None, passes: int | None = None, only: Sequence[str] = (),
-    device: DeviceSpec | None = None, library: str = "jax",
+    device: DeviceSpec | None = None, library: str = "jax", seed: int = 0,
 ) -> MachineRows:  # fmt: skip
     """Measure this machine's ops and host, and leave the rows in a folder.
 
@@ -81,6 +81,7 @@ def measure(
         device: facts of the device under JAX' default backend; default: this CPU, or the preset
             that JAX' device name leads to.
         library: whose ops are measured, `jax` or `torch`; PyTorch's on its GPU where it has one.
+        seed: of the sizes that are measured; rows of another one test a fit.
 
     Raises:
         InputError: an unknown setting or library, a folder that cannot be made, or a program that
@@ -101,6 +102,7 @@ def measure(
     ops = ["--part", "ops", "--out", str(folder / "ops.jsonl"), "--setting", setting, *options]
     ops += ["--budget-s", str(budget_s)] if budget_s is not None else []
     ops += ["--only", ",".join(only)] if only else []
+    ops += ["--seed", str(seed)] if seed else []
     complete = run_program("hybridperf_calibration.measure", ops)
     facts = io.read_json(folder / "ops.machine.json", "machine", 1)
     tables = [folder / "ops.csv"]
@@ -113,10 +115,14 @@ def measure(
         device = _device_of(facts)
     for table in tables:  # another device's fit leaves out rows that name this one
         io.write_table(
-            io.read_table(table).assign(device=device.id, cores=int(facts["cores"])), table
+            io.read_table(table).assign(
+                device=device.id, cores=int(facts["cores"]), library=library
+            ),
+            table,
         )
     rows = io.read_tables(tables)
     said = f"--{setting}" + (f" --library {library}" if library != "jax" else "")
+    said += f" --seed {seed}" if seed else ""
     provenance = _provenance(said, facts, complete, cores=cores, library=library)
     return MachineRows(folder, device, rows, drift, provenance)
 
