@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cores", default="0", help="cores to pin to, such as 0 or 0,1 or 0-3")
     parser.add_argument("--budget-s", type=float, default=None)
     parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="of the sizes that are measured")
     parser.add_argument("--only", default="", help="families of ops, separated by commas")
     options = parser.parse_args(arguments)
     return machine.exit_status(lambda: _measure(options))
@@ -112,7 +113,7 @@ def _cases(options: argparse.Namespace, kind: str) -> list[Case]:
     library, device = options.library, "cpu" if kind == "cpu" else "cuda"
     if options.part == "ops":
         only = tuple(name for name in options.only.split(",") if name)
-        return op_cases(options.setting, only, of=library, kind=kind)
+        return op_cases(options.setting, only, library, options.seed, kind)
     if options.part == "host":
         return host_cases(library)
     if options.part == "copies":

@@ -46,10 +46,10 @@ _CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
 
 
 def op_cases(
-    setting: str, only: Sequence[str] = (), of: str = "jax", kind: str = "cpu"
+    setting: str, only: Sequence[str] = (), of: str = "jax", seed: int = 0, kind: str = "cpu"
 ) -> list[Case]:
     """Ops of a library, of a setting or of the named families, for a process with a steady
-    allocator; `kind` of device, as `accelerator.facts` has it.
+    allocator; of another `seed` in other sizes; `kind` of device, as `accelerator.facts` has it.
     """
     families, on_device = _families(of, kind)
     known = [family.name for family in families]
@@ -58,13 +58,13 @@ def op_cases(
             raise unknown("family of ops", name, known, f"known are {', '.join(known)}")
     wanted = [family for family in families if not only or family.name in only]
     if on_device is not None:
-        return on_device(wanted, setting)
+        return on_device(wanted, setting)  # of seed 0 alone
     # an op of PyTorch is called as in a step: what a call costs is a part of it
     overhead = call_s if of == "jax" else lambda buffers: 0.0
     return [
         dataclasses.replace(case, library=library(of))
         for family in wanted
-        for case in _family_cases(family, setting, overhead)
+        for case in _family_cases(family, setting, overhead, seed)
     ]
 
 
@@ -117,12 +117,14 @@ def _call_costs() -> tuple[float, float]:
     return max(times[0] - per_buffer_s * counts[0], 0.0), per_buffer_s
 
 
-def _family_cases(family: Family, setting: str, overhead: Callable[[float], float]) -> list[Case]:
+def _family_cases(
+    family: Family, setting: str, overhead: Callable[[float], float], seed: int
+) -> list[Case]:
     count = family.quick if setting == "quick" else family.full
     # quick points are the first of the full ones: a later full run goes on where a quick one
     # stopped
     found = {}
-    for at, u in enumerate(sobol_points(family, count)):
+    for at, u in enumerate(sobol_points(family, count, seed)):
         program = family.build(u)
         # in a step, rows of a table larger than the caches come back after many batches
         cold = program.shared_bytes() > _COLD_TABLE_BYTES

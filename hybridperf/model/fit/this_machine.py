@@ -83,7 +83,7 @@ class MachineRows:
 def measure(
     folder: str | os.PathLike, *, setting: str, cores: str | None = None,
     budget_s: float | None = None, passes: int | None = None, only: Sequence[str] = (),
-    device: DeviceSpec | str | None = None, library: str | None = None,
+    device: DeviceSpec | str | None = None, library: str | None = None, seed: int = 0,
 ) -> MachineRows:  # fmt: skip
     """Measure this machine's ops and host, of a GPU also its copies, memory and collectives, and
     leave the rows in a folder.
@@ -103,6 +103,7 @@ def measure(
             name leads to.
         library: whose ops are measured, `jax` or `torch`; default: that which sees the device,
             PyTorch first, and `jax` on a CPU.
+        seed: of the sizes that are measured; rows of another one test a fit.
 
     Raises:
         InputError: an unknown setting, device or library, no such device, a folder that cannot be
@@ -129,6 +130,7 @@ def measure(
     ops = ["--part", "ops", "--out", str(folder / "ops.jsonl"), "--setting", setting, *options]
     ops += ["--budget-s", str(budget_s)] if budget_s is not None else []
     ops += ["--only", ",".join(only)] if only else []
+    ops += ["--seed", str(seed)] if seed else []
     complete = run_program("hybridperf_calibration.measure", ops)
     facts = io.read_json(folder / "ops.machine.json", "machine", 1)
     if facts["backend"] == "cpu":
@@ -139,7 +141,8 @@ def measure(
             folder, facts["accelerator"], setting=setting, passes=passes
         )
     words = (f"--{setting}", f"--device {kind}" if kind else "",
-             f"--library {library}" if library != "jax" else "")  # fmt: skip
+             f"--library {library}" if library != "jax" else "",
+             f"--seed {seed}" if seed else "")  # fmt: skip
     about = {"cores": cores, "library": library, "measured_completely": complete}
     return read(folder, spec, made_by=f"calibrate {' '.join(filter(None, words))}", about=about)
 
@@ -161,6 +164,7 @@ def read(
     """
     folder = Path(folder)
     facts = io.read_json(folder / "ops.machine.json", "machine", 1)
+    library = "torch" if "torch" in facts else "jax"
     drift, tables, parts = facts.pop("drift", []), [folder / "ops.csv"], None
     if device is None or device.id == "here":  # of this CPU, only the measured cores count
         device = _device_of(facts, folder)
@@ -171,7 +175,10 @@ def read(
         device = parts.device
     for table in tables:  # another device's fit leaves out rows that name this one
         io.write_table(
-            io.read_table(table).assign(device=device.id, cores=int(facts["cores"])), table
+            io.read_table(table).assign(
+                device=device.id, cores=int(facts["cores"]), library=library
+            ),
+            table,
         )
     machine = {key: value for key, value in facts.items() if not key.startswith("schema")}
     made = {"made_by": f"hybridperf {hybridperf.__version__} {made_by}", "machine": machine}
