@@ -1,4 +1,4 @@
-"""Plots: roofline, predicted against measured, errors of a fit, learning curves. Files only."""
+"""Plots: roofline, predicted against measured steps, learning curves. Files only."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -9,16 +9,12 @@ import pandas as pd
 
 from hybridperf.io import replacing
 from hybridperf.model import PerfModel
-from hybridperf.model.fit.device import FitReport
 from hybridperf.model.fit.learning_curve import ALL_OPS
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 from hybridperf.report import text
 
 _MARKERS = "os^vDPX*"  # one shape for every ten colours
-_MEDIAN_WINDOWS = 12  # of a running median over times
-_LEAST_IN_WINDOW = 8
-_LOG2_ERRORS_SHOWN = 3.0  # errors beyond a factor of 8 stand at the edge
 _CURVE_COLUMNS = 6
 _DEVICE_COLUMNS = 4
 _ZERO_AT = 8.0  # rows; where a logarithmic axis shows none
@@ -74,11 +70,11 @@ def _mark(number: int) -> dict[str, str]:
 def _log_seconds(axes: Any, ends: np.ndarray) -> None:
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.set(xlabel="measured", ylabel="predicted")
-    _time_ticks(axes.xaxis, ends)
-    _time_ticks(axes.yaxis, ends)
+    time_ticks(axes.xaxis, ends)
+    time_ticks(axes.yaxis, ends)
 
 
-def _time_ticks(axis: Any, ends: np.ndarray) -> None:
+def time_ticks(axis: Any, ends: np.ndarray) -> None:
     """Powers of ten as `100 µs`; of a short axis also 2 and 5."""
     from matplotlib.ticker import LogLocator
 
@@ -124,61 +120,6 @@ def measured_plot(
     axes.grid(visible=False)
     figure.legend(fontsize=8, loc="outside right upper")
     save_figure(figure, path)
-
-
-def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
-    """Held-out rows by op kind: predicted against measured seconds, and log2 of their ratio.
-
-    Lines on the right are running medians, ours and those of the knobs alone.
-    """
-    held_out = report.held_out
-    names = ("measured_s", "predicted_s", "knobs_s")
-    measured, predicted, knobs = (held_out[name].to_numpy(np.float64) for name in names)
-    kinds = held_out["op"].to_numpy(str)
-    errors = np.log2(predicted / measured)
-    figure, (left, right) = new_figure(14, 5.6, columns=2)
-    both = np.concatenate([measured, predicted])
-    ends = np.array([both.min() / 1.6, both.max() * 1.6])
-    size = 22 if len(measured) < 600 else 10
-    table = report.table.set_index("op")
-    for number, kind in enumerate(sorted(set(kinds))):
-        here = kinds == kind
-        style = {"lw": 0, **_mark(number)}
-        shown = np.clip(errors[here], -_LOG2_ERRORS_SHOWN, _LOG2_ERRORS_SHOWN)
-        left.scatter(measured[here], predicted[here], s=size, alpha=0.6, **style)
-        right.scatter(measured[here], shown, s=size, alpha=0.6, **style)
-        label = f"{kind} ({here.sum()}, {100 * table.loc[kind, 'median_ape']:.0f} %)"
-        left.scatter([], [], s=22, alpha=1.0, label=label, **style)
-    left.plot(ends, ends, color="black", lw=1)
-    for factor in (0.5, 2.0):
-        left.plot(ends, factor * ends, color="black", lw=0.8, ls="--")
-    _log_seconds(left, ends)
-    rows = f"{len(measured)} rows, each predicted by a fit that has not seen it"
-    left.set_title(f"{rows}; dashed: a factor of 2", fontsize=9)
-    for level, dashes in ((0.0, "-"), (-1.0, "--"), (1.0, "--")):
-        right.axhline(level, color="black", lw=0.8, ls=dashes)
-    at, ours, alone = _running_medians(measured, errors, np.log2(knobs / measured))
-    right.plot(at, ours, color="black", lw=2.5, label="running median")
-    right.plot(at, alone, color="crimson", lw=1, label="of knobs alone")
-    limit = min(_LOG2_ERRORS_SHOWN, max(1.2, 1.1 * float(np.abs(errors).max())))
-    right.set(xscale="log", xlim=ends, ylim=(-1.03 * limit, 1.03 * limit))
-    right.set(xlabel="measured", ylabel="log2(predicted / measured)")
-    _time_ticks(right.xaxis, ends)
-    beyond = int((np.abs(errors) > _LOG2_ERRORS_SHOWN).sum())
-    edge = f"; {beyond} beyond a factor of 8 stand at the edge" if beyond else ""
-    right.set_title(f"above zero: predicted too slow{edge}", fontsize=9)
-    right.legend(fontsize=8, loc="upper right")
-    style = {"title": "op kind (rows, median error)", "title_fontsize": 8, "fontsize": 8}
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", **style)
-    save_figure(figure, path)
-
-
-def _running_medians(x: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Medians of x [N] and of `values` [N] in windows of equally many rows along x."""
-    order = np.argsort(x)
-    windows = np.array_split(order, max(1, min(_MEDIAN_WINDOWS, len(x) // _LEAST_IN_WINDOW)))
-    every = (x, *values)
-    return tuple(np.array([np.median(one[window]) for window in windows]) for one in every)
 
 
 def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:

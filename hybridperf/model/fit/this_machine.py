@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from hybridperf import io
 from hybridperf.collectives.fit import CollectiveReport, fit_collectives
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.hardware import DeviceSpec, load_device, this_cpu, this_system
+from hybridperf.io import progress
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import FitReport, fit
 from hybridperf.model.fit.programs import run_program, usable_core
@@ -27,18 +27,14 @@ PASSES = {"quick": 2, "full": 3}  # over all cases; the two lowest times of a ca
 BUDGET_S: Mapping[str, float | None] = {"quick": None, "full": 1080.0}
 
 
-def to_stderr(line: str) -> None:
-    """Report progress where the measuring programs report theirs."""
-    print(f"hybridperf: {line}", file=sys.stderr, flush=True)
-
-
 @dataclasses.dataclass(frozen=True)
 class Calibration:
     """A fitted model of this machine and the rows it was fitted on."""
 
     model: PerfModel
-    report: FitReport
-    rows: pd.DataFrame
+    report: FitReport  # how it errs on rows that it has not seen
+    rows: pd.DataFrame  # measured ops, a row per case; see `calibration/README.md`
+    folder: Path  # where all of them are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,14 +47,48 @@ class MachineRows:
     drift: list[float]  # see `hybridperf.model.fit.device.fit`
     provenance: Mapping[str, Any]
 
-    def fit(self, say: Callable[[str], None] = to_stderr) -> Calibration:
+    def fit(self) -> Calibration:
         """Fit the rows; leaves model and report in the folder."""
-        say(f"fitting {self.device.name} to {len(self.rows)} rows")
+        progress.say(f"fitting {self.device.name} to {len(self.rows)} rows, up to a minute")
         model, report = fit(self.rows, self.device, drift=self.drift, provenance=self.provenance)
         with io.replacing_in(self.folder) as new:
             model.save(new)
             report.save(new)
-        return Calibration(model, report, self.rows)
+        return Calibration(model, report, self.rows, self.folder)
+
+
+def calibrate(
+    folder: str | os.PathLike, setting: str = "quick", *, cores: str | None = None,
+    budget_s: float | None = None, only: Sequence[str] = (), device: DeviceSpec | None = None,
+    library: str = "jax",
+) -> Calibration:  # fmt: skip
+    """Measure this machine and fit a model of it, with a bar that shows how far it is.
+
+        calibration = hp.calibrate("my-machine")          # two minutes; "full": twenty
+        print(hp.calibration_report(calibration))         # how far to trust it
+        hp.predict(calibration.model, hp.from_jax(step, state, batch))
+
+    Stopped, it goes on where it was when it is called again; a full one goes on where a quick one
+    ended. The folder is the model: `hp.load_model(folder)` loads it, here or elsewhere.
+
+    Args:
+        folder: where everything is written.
+        setting: `quick` (two to three minutes) or `full` (twenty).
+        cores: to measure on, such as "0" or "0-3"; default: one that this process may use.
+        budget_s: seconds of measuring ops; default: the setting's.
+        only: names of families of ops; default: all.
+        device: facts of the device under JAX' default backend; default: this CPU, or the preset
+            that JAX' device name leads to.
+        library: whose ops are measured, `jax` or `torch`; PyTorch's on its GPU where it has one.
+
+    Raises:
+        InputError: an unknown setting or library, a folder that cannot be made, or a program that
+            stopped.
+    """
+    return measure(
+        folder, setting=setting, cores=cores, budget_s=budget_s, only=only, device=device,
+        library=library,
+    ).fit()  # fmt: skip
 
 
 def measure(
@@ -101,12 +131,12 @@ def measure(
     ops = ["--part", "ops", "--out", str(folder / "ops.jsonl"), "--setting", setting, *options]
     ops += ["--budget-s", str(budget_s)] if budget_s is not None else []
     ops += ["--only", ",".join(only)] if only else []
-    complete = run_program("hybridperf_calibration.measure", ops)
+    complete = run_program("hybridperf_calibration.measure", ops, "measuring ops")
     facts = io.read_json(folder / "ops.machine.json", "machine", 1)
     tables = [folder / "ops.csv"]
     if library == "jax" or facts["backend"] == "cpu":  # a GPU's ops leave PyTorch's host out
         host = ["--part", "host", "--out", str(folder / "host.jsonl"), *options]
-        run_program("hybridperf_calibration.measure", host)
+        run_program("hybridperf_calibration.measure", host, "measuring calls and memory")
         tables.append(folder / "host.csv")
     drift = facts.pop("drift")
     if device is None or device.id == "here":  # of this CPU, only the measured cores count
@@ -152,7 +182,7 @@ def calibrate_collectives(
     facts = io.read_json(Path(folder) / "collectives.machine.json", "machine", 1)
     said = f"--collectives --{setting}" + (f" --library {library}" if library != "jax" else "")
     provenance = _provenance(said, facts, complete, library=library)
-    to_stderr(f"fitting collectives of this machine to {len(rows)} rows")
+    progress.say(f"fitting collectives of this machine to {len(rows)} rows")
     model, report = fit_collectives(rows, this_system(), provenance=provenance)
     with io.replacing_in(folder) as new:
         model.save(new)
