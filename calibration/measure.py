@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cores", default="0", help="cores to pin to, such as 0 or 0,1 or 0-3")
     parser.add_argument("--budget-s", type=float, default=None)
     parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="of the sizes that are measured")
     parser.add_argument("--only", default="", help="families of ops, separated by commas")
     options = parser.parse_args(arguments)
     return machine.exit_status(lambda: _measure(options))
@@ -66,7 +67,9 @@ def _measure(options: argparse.Namespace) -> int:
     budget_s = options.budget_s or USUAL_S[options.part]
     only = tuple(name for name in options.only.split(",") if name)
     of = options.library
-    cases = op_cases(options.setting, only, of=of) if options.part == "ops" else host_cases(of)
+    cases = host_cases(of)
+    if options.part == "ops":
+        cases = op_cases(options.setting, only, of, options.seed)
     # the setting is not part of the fingerprint: a full run goes on where a quick one stopped
     fingerprint = machine.fingerprint({"cores": options.cores, "part": options.part}, of)
     with RowStore(options.out, fingerprint) as store:

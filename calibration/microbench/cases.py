@@ -45,9 +45,9 @@ _ALLOCATION_MB = (40, 64, 96, 160)
 _CALL_BUFFERS = (2, 8, 24, 64, 128, 256)
 
 
-def op_cases(setting: str, only: Sequence[str] = (), of: str = "jax") -> list[Case]:
+def op_cases(setting: str, only: Sequence[str] = (), of: str = "jax", seed: int = 0) -> list[Case]:
     """Ops of a library, of a setting or of the named families, for a process with a steady
-    allocator.
+    allocator; of another `seed` in other sizes.
     """
     families, on_gpu = _families(of)
     known = [family.name for family in families]
@@ -58,13 +58,13 @@ def op_cases(setting: str, only: Sequence[str] = (), of: str = "jax") -> list[Ca
     if on_gpu:
         from hybridperf_calibration.microbench.gpu import gpu_cases
 
-        return gpu_cases(wanted, setting)
+        return gpu_cases(wanted, setting)  # of seed 0 alone
     # an op of PyTorch is called as in a step: what a call costs is a part of it
     overhead = call_s if of == "jax" else lambda buffers: 0.0
     return [
         dataclasses.replace(case, library=library(of))
         for family in wanted
-        for case in _family_cases(family, setting, overhead)
+        for case in _family_cases(family, setting, overhead, seed)
     ]
 
 
@@ -113,12 +113,14 @@ def _call_costs() -> tuple[float, float]:
     return max(times[0] - per_buffer_s * counts[0], 0.0), per_buffer_s
 
 
-def _family_cases(family: Family, setting: str, overhead: Callable[[float], float]) -> list[Case]:
+def _family_cases(
+    family: Family, setting: str, overhead: Callable[[float], float], seed: int
+) -> list[Case]:
     count = family.quick if setting == "quick" else family.full
     # quick points are the first of the full ones: a later full run goes on where a quick one
     # stopped
     found = {}
-    for at, u in enumerate(sobol_points(family, count)):
+    for at, u in enumerate(sobol_points(family, count, seed)):
         program = family.build(u)
         # in a step, rows of a table larger than the caches come back after many batches
         cold = program.shared_bytes() > _COLD_TABLE_BYTES

@@ -167,19 +167,29 @@ def plan_measurements(
 
 
 def calibrations(
-    data: Annotated[Path, Option()],
+    data: Annotated[Path | None, Option()] = None,
     out: Folder = Path("calibration/hardware"),
     families: str = "",
     devices: str = "",
     only: str = "",
 ) -> None:
-    """Make the shipped priors and calibrations of all measured GPUs and systems; resumes."""
+    """Make the shipped priors and calibrations of all measured GPUs and systems; resumes. With
+    --only cpus the priors over CPUs, from the tables beside them (`calibration/measured`).
+    """
     from hybridperf.io import unknown
     from hybridperf.io.process import keeping
 
-    keep_files({"--folder": out}, [data])
+    if only == "cpus":
+        from hybridperf.model.ship import cpus
+
+        cpus.run(data or out.parent / "measured", out)
+        return
     if only not in ("", "ops", "collectives"):
-        raise unknown("part", only, ["ops", "collectives"], "known are ops and collectives")
+        known = ["ops", "collectives", "cpus"]
+        raise unknown("part", only, known, "known are ops, collectives and cpus")
+    if data is None:
+        raise wrong("expected --data FOLDER of published measurements, got none")
+    keep_files({"--folder": out}, [data])
     compilation_cache()
     with keeping(f"what is finished is kept in {out}, the same command goes on from there"):
         _ship(data, out, families, devices, only)
@@ -205,6 +215,7 @@ def calibrate(
     budget: str | None = None,
     device: str | None = None,
     library: str = "jax",
+    seed: int = 0,
     collectives: bool = False,
     processes: int = 2,
     cores_each: int | None = None,
@@ -225,7 +236,7 @@ def calibrate(
     spec = load_device(device) if device else None
     made = calibrate(
         out, setting, cores=cores, budget_s=budget_s, only=names_in(ops), device=spec,
-        library=library,
+        library=library, seed=seed,
     )  # fmt: skip
     print(calibration.calibration_report(made))
     if library == "torch" and made.rows["op"].str.startswith("embedding_bag").any():

@@ -87,6 +87,9 @@ def _of_families(calibration: Calibration) -> list[str]:
             for row in worse.sort_values("rows", ascending=False).itertuples()
         )
         said.append(f"Off by more than the datasheet roofline on held-out rows: {each}.")
+    if calibration.report.kept:
+        kept = _named(calibration.report.kept)
+        said.append(f"Kept at the datasheet roofline times a constant, which is nearer: {kept}.")
     few = table[table["rows"] < FEW_ROWS].sort_values("rows", kind="stable")
     if len(few):
         more = "time sizes of your own and fit them with these rows"

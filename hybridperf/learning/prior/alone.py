@@ -1,13 +1,16 @@
-"""A family that one device alone tells of, whose closed form is given: a group of ops on this CPU.
+"""A family whose closed form is given: a group of ops on this CPU.
 
     log t = log t0 + c tanh( (s f(x) + q p(x)) / c )
 
-t0 is fitted before (the roofline with the group's knobs); f are networks trained on the rows alone,
-p is a process over them. Both see the inputs clipped to the box of the rows, and fade outside of
-it. The shares s and q, together at most one, are how much of either word held-out rows advise to
-take: none of both is the closed form as it is, so rows never make it worse there.
+t0 is fitted before (the roofline with the group's knobs); f are networks, p is a process over the
+rows. Both see the inputs clipped to the box of what they learned from, and fade outside of it. The
+shares s and q are how much of either word held-out rows advise to take: none of both is the closed
+form as it is, so rows never make it worse there.
 
-Small data (16 to some hundred rows) decides the recipe: two layers of 16, a group lasso so that
+With what other CPUs showed (`prior_of`), f are networks that learned from their rows, and p is what
+the own rows say besides: a few rows are enough. Where no CPU showed anything of the group, f are
+trained on the own rows alone (`learn_alone`), from 16 of them on, and s and q are together at most
+one. Small data (to some hundred rows) decides the recipe: two layers of 16, a group lasso so that
 useless inputs go silent, noise on the inputs.
 
 Axes: N rows, K folds.
@@ -16,7 +19,7 @@ Axes: N rows, K folds.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,9 +28,9 @@ import numpy as np
 from hybridperf.io.namespace import array_module
 from hybridperf.learning import gaussian_process
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess
-from hybridperf.learning.inputs import Box, Inputs
+from hybridperf.learning.inputs import Box, Inputs, concatenate
 from hybridperf.learning.prior.adapted import Adapted, left_out
-from hybridperf.learning.prior.family import FamilyPrior, bounded, unbounded, uninformed
+from hybridperf.learning.prior.family import NOMINAL, FamilyPrior, bounded, unbounded, uninformed
 from hybridperf.learning.prior.form import ClosedForm, ClosedFormValues
 from hybridperf.learning.prior.knobs import Population
 from hybridperf.learning.prior.rows import Standardiser
@@ -42,6 +45,10 @@ _INPUTS = 32  # networks have a multiple of so many: nearly all groups share wha
 _PROCESS_ROWS = 1000  # of a group: the process costs their cube
 _HYPER_ROWS, _HYPER_STEPS = 300, 60
 _WORTH_IT = 0.05
+_FOLDS = 5
+# shares of networks and process after a prior: what is taken unless rows held out say otherwise
+_AFTER = ((1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (0.0, 0.0))
+_OWN_HYPER_ROWS = 120  # from so many on the rows say themselves how smooth they are
 
 
 class GivenForm(ClosedForm):
@@ -132,6 +139,92 @@ def learn_alone(
     return dataclasses.replace(found, trunk_share=share, process_share=process_share), corrections
 
 
+def prior_of(machines: Sequence[tuple[Inputs, np.ndarray]]) -> FamilyPrior:
+    """What known machines say of a group of ops on one that nobody measured yet.
+
+    Networks of all their rows; a process that knows how far these err on rows that they did not
+    see: of machines left out, or where there is one alone, of a fold of its rows.
+
+    Args:
+        machines: of each the inputs of its rows, and log(measured / closed form) [N].
+    """
+    inputs = concatenate([of for of, _ in machines])
+    machine = np.repeat(np.arange(len(machines)), [len(target) for _, target in machines])
+    blank, rows = _nothing_learned(inputs, np.concatenate([target for _, target in machines]))
+    several = len(machines) > 1
+    part = machine if several else np.random.default_rng(0).permutation(len(rows)) % _FOLDS
+    parts = np.unique(part)
+    members = [*(_FOLD_MEMBERS for _ in parts), _FINAL_MEMBERS]
+    sees = np.concatenate([~np.eye(len(parts), dtype=bool), np.ones((1, len(parts)), bool)])
+    data = [(_padded(rows.x[part == k]), bounded(rows.r[part == k])) for k in parts]
+    params = train(data, np.repeat(sees, members, 0), _RECIPE, seed=0)
+
+    def knowing(which: slice) -> FamilyPrior:
+        return dataclasses.replace(blank.prior, params=jax.tree.map(lambda x: x[which], params))
+
+    given, unseen = GivenRows(inputs), np.zeros(len(rows))
+    on = blank.knobs.closed(given)
+    for at, k in enumerate(parts):
+        first = at * _FOLD_MEMBERS
+        unseen[part == k] = knowing(slice(first, first + _FOLD_MEMBERS)).trunk(given, on)[1][
+            part == k
+        ]
+    examples = [Examples(rows.x[mine], unseen[mine], rows.r[mine]) for mine in
+                (machine == one for one in np.unique(machine))]  # fmt: skip
+    start = gaussian_process.start_hyper(rows.x.shape[1])
+    hyper = gaussian_process.fit_hyper(start, [_some(one) for one in examples], _HYPER_STEPS)
+    hyper = dataclasses.replace(hyper, belief=np.clip(hyper.belief, 0.0, 1.0))
+    width = np.quantile(np.abs(bounded(rows.r) - bounded(hyper.belief * unseen)), NOMINAL)
+    known = knowing(slice(len(parts) * _FOLD_MEMBERS, None))
+    return dataclasses.replace(known, hyper=hyper, quantile=1.0, log_width=float(width))
+
+
+def learn_after(
+    prior: FamilyPrior, inputs: Inputs, target: np.ndarray, without: np.ndarray, fold: np.ndarray
+) -> tuple[Adapted, np.ndarray]:
+    """As `learn_alone`, by rows of any number after what other machines showed."""
+    rows, place = GivenRows(inputs), np.arange(len(fold))
+    typical = prior.population.typical()
+    x, f, _ = prior.trunk(rows, typical.closed(rows))
+    blank = Adapted(prior, typical, len(rows), Box.of(inputs, prior.sizes.names), prior.log_width)
+
+    def learned(shares: tuple[float, float], log_error: np.ndarray, keep: np.ndarray) -> Adapted:
+        share, process_share = shares
+        found = dataclasses.replace(blank, trunk_share=share, process_share=process_share)
+        if not process_share:
+            return found
+        examples = Examples(x[keep], share * f[keep], unbounded(log_error[keep], prior.bound))
+        hyper = prior.hyper
+        if len(examples) >= _OWN_HYPER_ROWS:
+            hyper = gaussian_process.fit_hyper(hyper, [_some(examples)], _HYPER_STEPS)
+        return dataclasses.replace(found, process=gaussian_process.learn(hyper, examples)[0])
+
+    wanted = without[fold, place]
+    unseen = {
+        shares: left_out(
+            rows, np.ones(len(fold)), fold,
+            lambda k, shares=shares: learned(shares, without[k], fold != k),
+        )[0]
+        for shares in _AFTER
+    }  # fmt: skip
+    corrections = np.zeros(len(fold))
+    for k in np.unique(fold):
+        others = fold != k
+        best = _better({one: wanted[others] - c[others] for one, c in unseen.items()})
+        corrections[~others] = unseen[best][~others]
+    best = _better({one: wanted - c for one, c in unseen.items()})
+    return learned(best, target, place >= 0), corrections
+
+
+def _better(errors: Mapping[tuple[float, float], np.ndarray]) -> tuple[float, float]:
+    """The shares whose errors are smallest; the first, unless the gain over it is above the
+    standard error of its mean.
+    """
+    first, best = next(iter(errors)), min(errors, key=lambda one: float(np.abs(errors[one]).mean()))
+    gain = np.abs(errors[first]) - np.abs(errors[best])
+    return best if gain.mean() > gain.std() / np.sqrt(len(gain)) else first
+
+
 def _nothing_learned(inputs: Inputs, target: np.ndarray) -> tuple[Adapted, Examples]:
     """(what says nothing yet of the inputs of some rows, these rows to learn from)."""
     rows = GivenRows(inputs)
@@ -150,10 +243,14 @@ def _padded(x: np.ndarray) -> np.ndarray:
 def _process(rows: Examples) -> GaussianProcess:
     keep = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _PROCESS_ROWS)).astype(int))
     rows = rows.rows(keep)
-    some = np.random.default_rng(0).permutation(len(rows))[:_HYPER_ROWS]
     start = gaussian_process.start_hyper(rows.x.shape[1])
-    hyper = gaussian_process.fit_hyper(start, [rows.rows(some)], _HYPER_STEPS)
+    hyper = gaussian_process.fit_hyper(start, [_some(rows)], _HYPER_STEPS)
     return gaussian_process.learn(hyper, rows)[0]
+
+
+def _some(rows: Examples) -> Examples:
+    """As many as tell of hyper-parameters."""
+    return rows.rows(np.random.default_rng(0).permutation(len(rows))[:_HYPER_ROWS])
 
 
 def best_shares(

@@ -17,6 +17,7 @@ from hybridperf.learning.prior.family import FamilyPrior
 PRIOR_SCHEMA_VERSION = 3  # 3: checksums
 _UNCHECKED = 2  # the last version without them
 DEFAULT_PRIOR = "prior"  # the one that is installed
+CPU_PRIORS = {"jax": "cpu_jax", "torch": "cpu_torch"}  # installed ones, by library
 NO_PRIOR = "none"
 _DOCUMENT, _WEIGHTS = "prior.json", "prior.npz"
 
@@ -27,6 +28,8 @@ class Prior:
 
     families: Mapping[str, FamilyPrior]
     provenance: Mapping[str, Any]
+    # of machines whose groups share knobs of their memory: log knobs by machine and name
+    knobs: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write the two files, both or none."""
@@ -35,10 +38,17 @@ class Prior:
             "families": {name: family.document() for name, family in self.families.items()},
             "weights_sha256": io.hash_of(arrays),
             "provenance": dict(self.provenance),
+            **({"knobs": dict(self.knobs)} if self.knobs else {}),
         }
         with io.replacing_in(folder) as new:
             io.write_arrays(new / _WEIGHTS, arrays)
             io.write_json(new / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, document)
+
+
+def is_installed(name: str) -> bool:
+    """Whether a prior of this name is."""
+    installed = io.installed_hardware()
+    return installed is not None and (installed / name / _DOCUMENT).exists()
 
 
 def load_prior(name: str | os.PathLike) -> Prior:
@@ -60,7 +70,11 @@ def load_prior(name: str | os.PathLike) -> Prior:
                 family: FamilyPrior.read(stored[family], content)
                 for family, content in document["families"].items()
             }
-            return Prior(families, dict(document["provenance"]))
+            knobs = {
+                str(machine): {str(name): float(value) for name, value in of.items()}
+                for machine, of in document.get("knobs", {}).items()
+            }
+            return Prior(families, dict(document["provenance"]), knobs)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             text = f"{folder / _DOCUMENT} is damaged ({problem}); restore it"

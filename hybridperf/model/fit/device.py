@@ -29,16 +29,25 @@ from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError, plain, write_json, write_table
 from hybridperf.io.provenance import origin
 from hybridperf.learning.inputs import Box
-from hybridperf.learning.prior import Adapted
-from hybridperf.learning.prior.alone import LEAST_ROWS, learn_alone
-from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, NO_PRIOR, Prior, load_prior
+from hybridperf.learning.prior import Adapted, FamilyPrior
+from hybridperf.learning.prior.alone import LEAST_ROWS, learn_after, learn_alone
+from hybridperf.learning.prior.shipped import (
+    CPU_PRIORS,
+    DEFAULT_PRIOR,
+    NO_PRIOR,
+    Prior,
+    is_installed,
+    load_prior,
+)
 from hybridperf.model import GROUP_KNOBS, GroupReport, PerfModel, shipped
 from hybridperf.model.families import gpu_of
 from hybridperf.model.fit import families as family_fit
 from hybridperf.model.fit import rows as fit_rows
 from hybridperf.model.fit.families import FamilyFit
 from hybridperf.model.fit.knobs import fit_knobs
+from hybridperf.model.platform import neutral_knobs, with_group_knobs
 from hybridperf.ops import GROUPS
+from hybridperf.ops.roofline import RooflineKnobs
 
 COVERAGE = 0.9
 LEAST_ROWS_FOR_INTERVAL = 20
@@ -59,6 +68,8 @@ class FitReport:
     held_out: pd.DataFrame
     rows: int  # fitted to
     dropped: Mapping[str, int]  # rows not fitted to, by reason
+    # ops of which the roofline times one constant was kept: nearer to rows held out than the fit
+    kept: tuple[str, ...] = ()
 
     def not_seconds(self) -> str:
         """A remark on times that look like micro- or milliseconds; "" where they do not."""
@@ -74,7 +85,8 @@ class FitReport:
     def summary(self) -> dict[str, Any]:
         """Plain numbers for a JSON file."""
         records = plain(self.table)
-        return {"rows": self.rows, "dropped": dict(self.dropped), "ops": records}
+        counts = {"rows": self.rows, "dropped": dict(self.dropped)}
+        return {**counts, "ops": records, "kept": list(self.kept)}
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `report.json` (the summary) and `held_out.csv` (held-out predictions)."""
@@ -110,12 +122,12 @@ def fit(
     """
     device = fit_rows.named_device(device, measurements)
     provenance = {**origin(measurements), **(provenance or {})}
-    known = _prior(prior, device)
+    known = _prior(prior, device, measurements)
     usable, dropped = None, dict[str, int]()
     if measurements is not None:
         usable, dropped = fit_rows.usable_rows(measurements, device)
     rest, fits = usable, dict[str, FamilyFit]()
-    if known is not None:
+    if known is not None and device.kind != "cpu":
         parsed = None if usable is None else fit_rows.parse_measured(usable, device)
         time_s = np.zeros(0) if usable is None else usable["time_s"].to_numpy(np.float64)
         fits, left = family_fit.adapt_families(known, parsed, time_s, device)
@@ -124,7 +136,8 @@ def fit(
         provenance["prior"] = {"date": known.provenance.get("date"), "rows": by_family}
     alone = None
     if rest is not None and not rest.empty:
-        alone = _fit_alone(fit_rows.read_measurements(rest, device), device)
+        others = known if device.kind == "cpu" else None
+        alone = _fit_alone(fit_rows.read_measurements(rest, device), device, others)
     model, report = model_of_families(device, fits, alone)
     provenance["rows"] = rows = 0 if usable is None else len(usable)
     report = dataclasses.replace(report, rows=rows, dropped=dict(dropped))
@@ -166,10 +179,14 @@ def model_of_families(
     return model, _reported(pd.concat(every, ignore_index=True), shares, rows)
 
 
-def _prior(prior: str | Prior | None, device: DeviceSpec) -> Prior | None:
+def _prior(
+    prior: str | Prior | None, device: DeviceSpec, rows: pd.DataFrame | None
+) -> Prior | None:
     """The prior to use; `InputError` where one is asked for that cannot serve the device."""
     if prior == NO_PRIOR:
         return None
+    if device.kind == "cpu":
+        return _prior_of_cpus(prior, device, rows)
     if gpu_of(device) is None:
         if prior is None:
             return None
@@ -182,20 +199,39 @@ def _prior(prior: str | Prior | None, device: DeviceSpec) -> Prior | None:
     return load_prior(DEFAULT_PRIOR if prior is None else str(prior))
 
 
-def _fit_alone(data: fit_rows.MeasuredOps, device: DeviceSpec) -> tuple[PerfModel, FitReport]:
-    """Rows of groups that no prior knows, or of a machine that none serves."""
+def _prior_of_cpus(
+    prior: str | Prior | None, device: DeviceSpec, rows: pd.DataFrame | None
+) -> Prior | None:
+    """What CPUs showed of the library whose ops were measured, on as many cores."""
+    if isinstance(prior, Prior):
+        return prior
+    told = [] if rows is None or "library" not in rows else rows["library"].dropna().unique()
+    name = CPU_PRIORS.get(str(told[0]) if len(told) else "jax")
+    if prior is None and (name is None or len(told) > 1 or not is_installed(name)):
+        return None
+    found = load_prior(str(prior or name))
+    return found if prior or found.provenance.get("cores") == device.multiprocessors else None
+
+
+def _fit_alone(
+    data: fit_rows.MeasuredOps, device: DeviceSpec, prior: Prior | None = None
+) -> tuple[PerfModel, FitReport]:
+    """Rows of groups of which no GPU's prior knows; `prior`: what other CPUs showed."""
     fold = fit_rows.deal_folds(data.table.group)
     folds = [fold == k for k in range(fit_rows.FOLDS)]
-    knobs, knobs_without = fit_knobs(data.table, data.measured_s, device, folds)
+    known, families = (prior.knobs, prior.families) if prior else ({}, {})
+    knobs, knobs_without = fit_knobs(data.table, data.measured_s, device, folds, known)
     # over measured seconds: by the final knobs, and by the knobs that have not seen a row's fold
     ratio, *ratios = (
         PerfModel(device, found).op_seconds(data.table) / data.measured_s
         for found in (knobs, *knobs_without)
     )
     closed_form, without = np.log(ratio), np.log(ratios)
-    residuals, corrections = learn_corrections(data, fold, closed_form, without)
+    residuals, corrections = learn_corrections(data, fold, closed_form, without, families)
     own = without[fold, np.arange(len(fold))]
     errors = own + corrections
+    knobs, kept = _guarded(data, device, knobs, knobs_without, fold, errors)
+    residuals = {one: found for one, found in residuals.items() if one not in kept}
     model = PerfModel(device, knobs, _group_reports(data, errors, residuals))
     # that the other folds' errors give: a fair trial of the interval
     measured, group, width = data.measured_s, data.table.group, np.full(len(fold), np.nan)
@@ -210,23 +246,61 @@ def _fit_alone(data: fit_rows.MeasuredOps, device: DeviceSpec) -> tuple[PerfMode
         noise=fit_rows.noise_of(data.rows),
     )  # fmt: skip
     shares = {GROUPS[one]: residual.learned for one, residual in residuals.items()}
-    return model, _reported(held_out, shares, len(measured))
+    report = _reported(held_out, shares, len(measured))
+    return model, dataclasses.replace(report, kept=tuple(GROUPS[one] for one in kept))
+
+
+def _guarded(
+    data: fit_rows.MeasuredOps, device: DeviceSpec, knobs: RooflineKnobs,
+    without: Sequence[RooflineKnobs], fold: np.ndarray, errors: np.ndarray,
+) -> tuple[RooflineKnobs, list[int]]:  # fmt: skip
+    """(knobs, the groups of which they are no more than the roofline times one constant): where
+    rows held out are nearer to that, by more than the standard error of the difference. `errors`
+    [R] of those rows become its own there.
+    """
+    group, kept = data.table.group, []
+    groups = np.unique(group)
+    plain, *plain_without = (
+        np.log(PerfModel(device, with_group_knobs(one, neutral_knobs(), groups))
+               .op_seconds(data.table) / data.measured_s)
+        for one in (knobs, *without)
+    )  # fmt: skip
+    for one in groups:
+        at = np.flatnonzero(group == one)
+        constant = np.array([
+            np.median(plain_without[k][at[fold[at] != k]]) if (fold[at] != k).any() else np.nan
+            for k in fold[at]
+        ])  # fmt: skip
+        other = np.array([plain_without[k][i] for k, i in zip(fold[at], at, strict=True)])
+        gain = np.abs(errors[at]) - np.abs(other - constant)
+        if gain.mean() > gain.std() / np.sqrt(len(gain)):
+            errors[at] = other - constant
+            share = np.full(len(GROUPS), np.exp(np.median(plain[at])))
+            alike = {"compute_efficiency": share, "memory_efficiency": share}
+            scaled = dataclasses.replace(neutral_knobs(), **alike)
+            knobs = with_group_knobs(knobs, scaled, [one])
+            kept.append(int(one))
+    return knobs, kept
 
 
 # --- learned corrections --------------------------------------------------------------------------
 
 
 def learn_corrections(
-    data: fit_rows.MeasuredOps, fold: np.ndarray, closed_form: np.ndarray, without: np.ndarray
-) -> tuple[dict[int, Adapted], np.ndarray]:
-    """(correction of each group with enough rows, held-out log corrections [R])."""
+    data: fit_rows.MeasuredOps, fold: np.ndarray, closed_form: np.ndarray, without: np.ndarray,
+    priors: Mapping[str, FamilyPrior],
+) -> tuple[dict[int, Adapted], np.ndarray]:  # fmt: skip
+    """(correction of each group with enough rows, held-out log corrections [R]); `priors`: what
+    other machines showed of a group, after which any number is enough.
+    """
     found, corrections = {}, np.zeros(len(fold))
     for group, inputs in data.inputs.items():
         at = np.flatnonzero(data.table.group == group)
-        if len(at) >= LEAST_ROWS:
-            found[group], corrections[at] = learn_alone(
-                inputs, -closed_form[at], -without[:, at], fold[at]
-            )
+        given = inputs, -closed_form[at], -without[:, at], fold[at]
+        if (prior := priors.get(GROUPS[group])) is not None:
+            found[group], corrections[at] = learn_after(prior, *given)
+        elif len(at) >= LEAST_ROWS:
+            found[group], corrections[at] = learn_alone(*given)
     return found, corrections
 
 

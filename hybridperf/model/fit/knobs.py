@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -69,6 +69,16 @@ _OWN_PRIOR = {
 }  # fmt: skip
 
 
+# how far a knob's log is from another CPU's, at least: two that happen to agree are no law
+_BETWEEN = {
+    "floor_s": 0.4, "compute_efficiency": 0.3, "memory_efficiency": 0.3,
+    "transcendental_flops": 0.4, "strided_factor": 0.4, "step_s": 0.5, "smoothing": 0.7,
+    "level_speedup": 0.4, "line_s": 0.4, "level_capacity": 0.5,
+}  # fmt: skip
+
+KnownKnobs = Mapping[str, Mapping[str, float]]  # of each machine theta by `KnobVector.names`
+
+
 @dataclasses.dataclass(frozen=True)
 class KnobVector:
     """Places of the knobs of some groups and memory levels in the vector theta."""
@@ -99,11 +109,22 @@ class KnobVector:
         """The next slower memory level."""
         return self.levels[self.levels.index(level) + 1]
 
-    def prior(self) -> tuple[np.ndarray, np.ndarray]:
-        """(means, widths) of theta."""
+    def names(self) -> list[str]:
+        """Of each number of theta: `floor_s gemm`, `line_s l3`."""
+        return [
+            f"{name} {(LEVELS if name in model.LEVEL_KNOBS else GROUPS)[of]}"
+            for name, of in self.places()
+        ]
+
+    def prior(self, machines: KnownKnobs) -> tuple[np.ndarray, np.ndarray]:
+        """(means, widths) of theta: what other machines' were, else what is believed."""
         found = []
-        for name, of in self.places():
-            word = (LEVELS if name in model.LEVEL_KNOBS else GROUPS)[of]
+        for key in self.names():
+            name, word = key.split()
+            told = [theta[key] for theta in machines.values() if key in theta]
+            if told:
+                found.append((np.mean(told), float(np.hypot(np.std(told), _BETWEEN[name]))))
+                continue
             median, width = _OWN_PRIOR.get((name, word)) or _PRIOR[name]
             odds = median / (1 - median) if name == "smoothing" else median
             found.append((math.log(odds), width))
@@ -128,6 +149,12 @@ class KnobVector:
             fastest.append(fastest[-1] * gains[level])
         return RooflineKnobs(**values | {"level_speedup": jnp.stack(fastest[:0:-1])})
 
+    def solved(self, theta: np.ndarray) -> RooflineKnobs:
+        """`knobs` as numbers, in double precision."""
+        with jax.enable_x64(True):
+            found = self.knobs(jnp.asarray(theta))
+        return jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+
     def log_seconds(
         self, theta: Array, table: model.OpTable, bytes_per_s: Array, level_bytes: Array
     ) -> Array:
@@ -138,17 +165,26 @@ class KnobVector:
 
 def fit_knobs(
     table: model.OpTable, measured: np.ndarray, device: DeviceSpec,
-    left_out: Sequence[np.ndarray] = (),
+    left_out: Sequence[np.ndarray] = (), machines: KnownKnobs | None = None,
 ) -> tuple[RooflineKnobs, list[RooflineKnobs]]:  # fmt: skip
     """(knobs from all rows, knobs from all but the rows of each mask [R] in `left_out`).
 
-    `measured` are seconds [R]. The later fits start where the first one ended, and share its
-    compiled functions.
+    `measured` are seconds [R], `machines` the knobs that others have. The later fits start where
+    the first one ended, and share its compiled functions.
     """
+    vector, (every, *others) = fit_theta(table, measured, device, left_out, machines or {})
+    return vector.solved(every), [vector.solved(theta) for theta in others]
+
+
+def fit_theta(
+    table: model.OpTable, measured: np.ndarray, device: DeviceSpec,
+    left_out: Sequence[np.ndarray] = (), machines: KnownKnobs | None = None,
+) -> tuple[KnobVector, list[np.ndarray]]:  # fmt: skip
+    """`fit_knobs` as vectors: of all rows, then of all but those of each mask."""
     thin = _thinned(table, measured)
     table, measured = jax.tree.map(lambda x: x[thin], table), measured[thin]
     vector = KnobVector.of(table, device)
-    means, widths = vector.prior()
+    means, widths = vector.prior(machines or {})
     rows = np.arange(padded_rows(len(thin))) % len(thin)  # more than there are count nothing
     # one thread of linear algebra: the factorisations are small, and on a busy machine threads wait
     # for each other (24 s became 300); float32 steps are too coarse for a least-squares solver's
@@ -177,10 +213,7 @@ def fit_knobs(
             return found.x
 
         every = solve(means, np.ones(len(thin)))
-        solutions = [every, *(solve(every, 1.0 - mask[thin]) for mask in left_out)]
-        knobs = [vector.knobs(jnp.asarray(theta)) for theta in solutions]
-    first, *others = [jax.tree.map(lambda x: np.asarray(x, np.float64), found) for found in knobs]
-    return first, others
+        return vector, [every, *(solve(every, 1.0 - mask[thin]) for mask in left_out)]
 
 
 def padded_rows(rows: int) -> int:

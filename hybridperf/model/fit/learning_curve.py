@@ -75,7 +75,7 @@ def _judged(unseen: MeasuredOps, seen: MeasuredOps, closed_form: PerfModel) -> p
     # shares are chosen with knobs that saw the fold left out: a second fit for each fold would cost
     # six times as much
     without = np.broadcast_to(errors_seen, (FOLDS, len(errors_seen)))
-    residuals, _ = learn_corrections(seen, deal_folds(seen.table.group), errors_seen, without)
+    residuals, _ = learn_corrections(seen, deal_folds(seen.table.group), errors_seen, without, {})
     errors = knobs_errors.copy()
     for one, residual in residuals.items():
         if one in unseen.inputs:

@@ -60,7 +60,7 @@ class MachineRows:
 def calibrate(
     folder: str | os.PathLike, setting: str = "quick", *, cores: str | None = None,
     budget_s: float | None = None, only: Sequence[str] = (), device: DeviceSpec | None = None,
-    library: str = "jax",
+    library: str = "jax", seed: int = 0,
 ) -> Calibration:  # fmt: skip
     """Measure this machine and fit a model of it, with a bar that shows how far it is.
 
@@ -80,6 +80,7 @@ def calibrate(
         device: facts of the device under JAX' default backend; default: this CPU, or the preset
             that JAX' device name leads to.
         library: whose ops are measured, `jax` or `torch`; PyTorch's on its GPU where it has one.
+        seed: of the sizes that are measured; rows of another one test a fit.
 
     Raises:
         InputError: an unknown setting or library, a folder that cannot be made, or a program that
@@ -87,14 +88,14 @@ def calibrate(
     """
     return measure(
         folder, setting=setting, cores=cores, budget_s=budget_s, only=only, device=device,
-        library=library,
+        library=library, seed=seed,
     ).fit()  # fmt: skip
 
 
 def measure(
     folder: str | os.PathLike, *, setting: str, cores: str | None = None,
     budget_s: float | None = None, passes: int | None = None, only: Sequence[str] = (),
-    device: DeviceSpec | None = None, library: str = "jax",
+    device: DeviceSpec | None = None, library: str = "jax", seed: int = 0,
 ) -> MachineRows:  # fmt: skip
     """Measure this machine's ops and host, and leave the rows in a folder.
 
@@ -111,6 +112,7 @@ def measure(
         device: facts of the device under JAX' default backend; default: this CPU, or the preset
             that JAX' device name leads to.
         library: whose ops are measured, `jax` or `torch`; PyTorch's on its GPU where it has one.
+        seed: of the sizes that are measured; rows of another one test a fit.
 
     Raises:
         InputError: an unknown setting or library, a folder that cannot be made, or a program that
@@ -131,6 +133,7 @@ def measure(
     ops = ["--part", "ops", "--out", str(folder / "ops.jsonl"), "--setting", setting, *options]
     ops += ["--budget-s", str(budget_s)] if budget_s is not None else []
     ops += ["--only", ",".join(only)] if only else []
+    ops += ["--seed", str(seed)] if seed else []
     complete = run_program("hybridperf_calibration.measure", ops, "measuring ops")
     facts = io.read_json(folder / "ops.machine.json", "machine", 1)
     tables = [folder / "ops.csv"]
@@ -143,10 +146,14 @@ def measure(
         device = _device_of(facts)
     for table in tables:  # another device's fit leaves out rows that name this one
         io.write_table(
-            io.read_table(table).assign(device=device.id, cores=int(facts["cores"])), table
+            io.read_table(table).assign(
+                device=device.id, cores=int(facts["cores"]), library=library
+            ),
+            table,
         )
     rows = io.read_tables(tables)
     said = f"--{setting}" + (f" --library {library}" if library != "jax" else "")
+    said += f" --seed {seed}" if seed else ""
     provenance = _provenance(said, facts, complete, cores=cores, library=library)
     return MachineRows(folder, device, rows, drift, provenance)
 
