@@ -27,6 +27,7 @@ _BASELINES = {
     "knobs": ("our knobs alone", "crimson", "-"),
 }
 _PERCENTS = (1, 2, 5, 10, 20, 50, 100)
+_MOST_KINDS = 9  # that have a colour of their own
 _LEAST_ROWS_DRAWN = 10  # op kinds with fewer rows have no curve, only chance
 
 
@@ -40,10 +41,16 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
         rows = rows[rows["unreliable"] != 1].reset_index(drop=True)
     intensity, rate, group = _points(model, rows)
     figure, axes = new_figure(8.5, 5)
-    for number, at in enumerate(np.unique(group)):
+    counts = np.bincount(group, minlength=len(GROUPS))
+    named = np.argsort(-counts, kind="stable")[: min(_MOST_KINDS, np.count_nonzero(counts))]
+    others = ~np.isin(group, named)
+    if others.any():
+        label = f"{len(np.unique(group[others]))} other kinds"
+        axes.scatter(intensity[others], rate[others], s=12, color="0.75", label=label)
+    for number, at in enumerate(named):
         here = group == at
-        style = {"s": 18, "alpha": 0.8, **_mark(number)}
-        axes.scatter(intensity[here], rate[here], label=GROUPS[at], **style)
+        label = GROUPS[at].replace("_", " ")
+        axes.scatter(intensity[here], rate[here], s=18, alpha=0.8, color=f"C{number}", label=label)
     low, high = min(intensity.min(initial=1.0), 0.05), max(intensity.max(initial=1.0), 100.0)
     x = np.geomspace(low / 2, high * 2, 200)
     peak, bandwidth = model.device.peak("fp32", "matrix"), model.device.memory_bytes_per_s
@@ -55,6 +62,7 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
         style = {"color": "black", "lw": 1, "ls": "--"}
         axes.plot(x, roof, label="calibrated: gemm rate, nearest cache", **style)
     axes.set(xscale="log", yscale="log", ylabel="FLOP/s reached")
+    axes.yaxis.set_major_formatter(lambda rate, _: text.quantity(rate, "FLOP/s"))
     axes.set_xlabel("flops per byte of compulsory traffic")
     left_out = f"{len(rows) - len(rate)} of {len(rows)} measured ops without arithmetic not shown"
     axes.set_title(f"{model.device.name}; {left_out}", fontsize=9)
@@ -123,7 +131,8 @@ def measured_plot(
 
 
 def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Held-out error against rows fitted on: with learned corrections, by knobs alone, and noise.
+    """Held-out error against rows fitted on: with learned corrections, by knobs alone, by the
+    datasheet's roofline that needs none, and noise.
 
     `curve` is what `learning_curve.learning_curve` returns; kinds with the most rows come first,
     those with hardly any are left out.
@@ -134,11 +143,13 @@ def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
     curve = curve[curve["op"].isin(kinds)]
     columns = -(-len(kinds) // -(-len(kinds) // _CURVE_COLUMNS))
     figure, panels = new_panels(len(kinds), columns, (2.5, 2.1), (0.5, 0.7))
-    percent = 100 * curve[["median_ape", "knobs_ape", "noise"]]
+    percent = 100 * curve[["median_ape", "knobs_ape", "roofline_ape", "noise"]]
     low, high = max(0.5, np.nanmin(percent) / 1.3), np.nanmax(percent) * 1.3
     for axes, kind in zip(panels, kinds, strict=True):
         here = curve["op"] == kind
         rows = curve.loc[here, "rows"]
+        roofline = percent.loc[here, "roofline_ape"].median()
+        axes.axhline(roofline, color="0.5", lw=1, label="datasheet roofline, no rows")
         thin = {"color": "crimson", "lw": 1, "marker": "o", "ms": 3}
         thick = {"color": "black", "lw": 2, "marker": "o", "ms": 4}
         axes.plot(rows, percent.loc[here, "knobs_ape"], label="knobs alone", **thin)
@@ -154,7 +165,7 @@ def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
         plain_ticks(axes, shown, y=[*_PERCENTS, 200, 500, 1000], size=8)
     figure.supxlabel("rows fitted on", fontsize=9)
     figure.supylabel("median error of held-out rows, %", fontsize=9)
-    shared_legend(figure, panels, fontsize=9, ncols=3)
+    shared_legend(figure, panels, fontsize=9, ncols=4)
     save_figure(figure, path)
 
 

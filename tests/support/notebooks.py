@@ -4,6 +4,7 @@ python tests/support/notebooks.py [NAME ...]    # write what they print and draw
 """
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
+_RETURNS = re.compile(r"[^\n]*\r(?!\n)")  # what a bar of letters draws over
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
 
@@ -64,6 +66,8 @@ def main() -> None:
                 for output in cell.outputs:
                     if "execution_count" in output:
                         output.execution_count = None
+                    if output.output_type == "stream":
+                        output.text = _RETURNS.sub("", output.text)
         nbformat.write(notebook, path)
         print(path.name, f"{path.stat().st_size / 1e3:,.0f} kB", flush=True)
 
