@@ -62,8 +62,12 @@ def in_notebook() -> bool:
 
 def say(line: str) -> None:
     """A line of progress on standard error; in a notebook, which paints that red, as output."""
-    out = sys.stdout if in_notebook() else sys.stderr
-    print(f"{SAID}{line}", file=out, flush=True)
+    if in_notebook():
+        from tqdm import tqdm
+
+        tqdm.write(f"{SAID}{line}", file=sys.stdout)  # above a bar of letters
+    else:
+        print(f"{SAID}{line}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -73,10 +77,11 @@ def told(what: str) -> Iterator[Show]:
         with shown(what) as show:
             yield show
         return
-    yield _seldom(
-        lambda now: print(json.dumps({"progress": dataclasses.asdict(now)}), flush=True),
-        SHOWN_EVERY_S,
-    )
+    with contextlib.ExitStack() as ends:
+        yield _seldom(
+            lambda now: print(json.dumps({"progress": dataclasses.asdict(now)}), flush=True),
+            SHOWN_EVERY_S, ends,
+        )  # fmt: skip
 
 
 def read(line: str) -> Progress | None:
@@ -105,13 +110,13 @@ def shown(what: str) -> Iterator[Show]:
 
 def _opened(what: str, total: int, ends: contextlib.ExitStack) -> Show:
     if in_notebook():
-        return _seldom(_notebook_bar(what, total, ends), SHOWN_EVERY_S)
+        return _seldom(_notebook_bar(what, total, ends), SHOWN_EVERY_S, ends)
     if sys.stderr.isatty():
-        return _seldom(_terminal_bar(what, total, ends), SHOWN_EVERY_S)
+        return _seldom(_terminal_bar(what, total, ends), SHOWN_EVERY_S, ends)
     return _seldom(
         lambda now: print(f"{SAID}{what}: {now.words()}", file=sys.stderr, flush=True),
-        LINE_EVERY_S,
-    )
+        LINE_EVERY_S, ends,
+    )  # fmt: skip
 
 
 def _notebook_bar(what: str, total: int, ends: contextlib.ExitStack) -> Show:
@@ -119,9 +124,8 @@ def _notebook_bar(what: str, total: int, ends: contextlib.ExitStack) -> Show:
         warnings.simplefilter("ignore")  # without ipywidgets the bar is one of letters
         from tqdm.auto import tqdm
 
-        form = "{desc}: |{bar}| {postfix}"
         bar = ends.enter_context(
-            tqdm(total=total, desc=what, bar_format=form, file=sys.stdout, ncols=_BAR_COLUMNS)
+            tqdm(total=total, bar_format=f"{what} {{bar}}", file=sys.stdout, ncols=_BAR_COLUMNS)
         )
 
     def not_red() -> None:  # as tqdm ends a bar that is not full: the time was up
@@ -130,8 +134,8 @@ def _notebook_bar(what: str, total: int, ends: contextlib.ExitStack) -> Show:
     ends.callback(not_red)
 
     def show(now: Progress) -> None:
-        bar.n = now.done
-        bar.set_postfix_str(now.words())  # draws
+        bar.n, bar.bar_format = now.done, f"{what} |{{bar}}| {now.words()}"
+        bar.refresh()
 
     return show
 
@@ -149,14 +153,21 @@ def _terminal_bar(what: str, total: int, ends: contextlib.ExitStack) -> Show:
     return lambda now: bar.update(task, completed=now.done, description=now.words(), refresh=True)
 
 
-def _seldom(show: Show, every_s: float) -> Show:
-    """It no oftener than that, but always the end."""
+def _seldom(show: Show, every_s: float, ends: contextlib.ExitStack) -> Show:
+    """It no oftener than that, but always the end, also one that comes too soon."""
+    last: Progress | None = None
     last_s = -math.inf
 
     def seldom(now: Progress) -> None:
-        nonlocal last_s
+        nonlocal last, last_s
+        last = now
         if now.done == now.total or time.perf_counter() - last_s >= every_s:
             last_s = time.perf_counter()
             show(now)
 
+    def end() -> None:
+        if last is not None and last.done < last.total:
+            show(dataclasses.replace(last, doing="", left_s=None))
+
+    ends.callback(end)
     return seldom

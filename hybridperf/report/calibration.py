@@ -144,10 +144,10 @@ def _of_its_scope(calibration: Calibration) -> list[str]:
         said.append("The time was up before every case was measured: the same call goes on.")
     fresh = rows[rows["op"] == "allocation"]
     if len(fresh):
-        rate = quantity((fresh["bytes"] / fresh["time_s"]).median(), "B/s")
+        rate = float(f"{(fresh['bytes'] / fresh['time_s']).median():.2g}")
         said.append(
-            f"Times are of memory that was touched before: fresh memory comes at {rate} here, so a"
-            " first call takes longer."
+            "Times are of memory that was touched before: fresh memory comes at"
+            f" {quantity(rate, 'B/s')} here, so a first call takes longer."
         )
     if calibration.model.device.kind == "cpu":
         cores = calibration.model.device.multiprocessors

@@ -33,7 +33,7 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
         _ratios(axes, by_kind[kind.op], kind.noise)
         name = kind.op.replace("_", " ")
         axes.set_title(f"{name}: {text.whole_percent(kind.median_ape)}", fontsize=9)
-    figure.supxlabel("measured", fontsize=9)
+    figure.supxlabel("measured (in the titles: median error)", fontsize=9)
     figure.supylabel("predicted / measured", fontsize=9)
     shared_legend(figure, panels, fontsize=9, ncols=4)
     save_figure(figure, path)
@@ -60,7 +60,7 @@ def _ratios(axes: Any, rows: pd.DataFrame, noise: float) -> None:
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=(0.8 / _MOST, 1.25 * _MOST))
     axes.set_yticks(list(_RATIOS), list(_RATIOS.values()))
     axes.minorticks_off()
-    time_ticks(axes.xaxis, ends)
+    time_ticks(axes.xaxis, ends, short=20.0)
     axes.tick_params(labelsize=7)
 
 
@@ -79,11 +79,14 @@ def error_shares_plot(report: FitReport, path: str | os.PathLike) -> None:
         ("median_ape", "calibrated (median)", {"color": _OURS, "marker": "o"}),
         ("mean_ape", "calibrated (mean)", {"edgecolor": _OURS, "facecolor": "none", "marker": "o"}),
     )
+    most = 100 * np.nanmax(table[[column for column, _, _ in marks]])
+    high = next((percent for percent in _PERCENTS if percent >= most), _PERCENTS[-1])
     for column, label, style in marks:
         percent = 100 * table[column].to_numpy(np.float64)
-        left.scatter(np.clip(percent, _PERCENTS[0], _PERCENTS[-1]), at, label=label, **style)
-    left.set(xscale="log", xlim=(0.8 * _PERCENTS[0], 1.25 * _PERCENTS[-1]))
-    left.set_xticks(_PERCENTS, [f"{percent}" for percent in _PERCENTS])
+        left.scatter(np.clip(percent, _PERCENTS[0], high), at, label=label, **style)
+    left.set(xscale="log", xlim=(0.8 * _PERCENTS[0], 1.25 * high))
+    shown = [percent for percent in _PERCENTS if percent <= high]
+    left.set_xticks(shown, [f"{percent}" for percent in shown])
     left.minorticks_off()
     left.set_yticks(at, [name.replace("_", " ") for name in table["op"]])
     left.set_xlabel("error of held-out rows, %")

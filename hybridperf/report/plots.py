@@ -27,7 +27,7 @@ _BASELINES = {
     "knobs": ("our knobs alone", "crimson", "-"),
 }
 _PERCENTS = (1, 2, 5, 10, 20, 50, 100)
-_MOST_KINDS = 9  # that have a colour of their own
+_COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")  # C7 is the grey of the others
 _LEAST_ROWS_DRAWN = 10  # op kinds with fewer rows have no curve, only chance
 
 
@@ -42,15 +42,16 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
     intensity, rate, group = _points(model, rows)
     figure, axes = new_figure(8.5, 5)
     counts = np.bincount(group, minlength=len(GROUPS))
-    named = np.argsort(-counts, kind="stable")[: min(_MOST_KINDS, np.count_nonzero(counts))]
+    named = np.argsort(-counts, kind="stable")[: min(len(_COLOURS), np.count_nonzero(counts))]
+    for colour, at in zip(_COLOURS, named, strict=False):
+        here = group == at
+        label = GROUPS[at].replace("_", " ")
+        axes.scatter(intensity[here], rate[here], s=18, alpha=0.8, color=colour, label=label)
     others = ~np.isin(group, named)
     if others.any():
         label = f"{len(np.unique(group[others]))} other kinds"
-        axes.scatter(intensity[others], rate[others], s=12, color="0.75", label=label)
-    for number, at in enumerate(named):
-        here = group == at
-        label = GROUPS[at].replace("_", " ")
-        axes.scatter(intensity[here], rate[here], s=18, alpha=0.8, color=f"C{number}", label=label)
+        style = {"s": 12, "color": "0.75", "zorder": 0.5}
+        axes.scatter(intensity[others], rate[others], label=label, **style)
     low, high = min(intensity.min(initial=1.0), 0.05), max(intensity.max(initial=1.0), 100.0)
     x = np.geomspace(low / 2, high * 2, 200)
     peak, bandwidth = model.device.peak("fp32", "matrix"), model.device.memory_bytes_per_s
@@ -62,6 +63,7 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
         style = {"color": "black", "lw": 1, "ls": "--"}
         axes.plot(x, roof, label="calibrated: gemm rate, nearest cache", **style)
     axes.set(xscale="log", yscale="log", ylabel="FLOP/s reached")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter(lambda rate, _: text.quantity(rate, "FLOP/s"))
     axes.set_xlabel("flops per byte of compulsory traffic")
     left_out = f"{len(rows) - len(rate)} of {len(rows)} measured ops without arithmetic not shown"
@@ -82,11 +84,11 @@ def _log_seconds(axes: Any, ends: np.ndarray) -> None:
     time_ticks(axes.yaxis, ends)
 
 
-def time_ticks(axis: Any, ends: np.ndarray) -> None:
-    """Powers of ten as `100 µs`; of a short axis also 2 and 5."""
+def time_ticks(axis: Any, ends: np.ndarray, short: float = 300.0) -> None:
+    """Powers of ten as `100 µs`; of an axis whose ends are nearer than `short` times, also 2, 5."""
     from matplotlib.ticker import LogLocator
 
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 300 * ends[0] else (1,)))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < short * ends[0] else (1,)))
     axis.set_major_formatter(lambda time_s, _: text.seconds(time_s))
     axis.set_minor_formatter(lambda *_: "")
 

@@ -1,6 +1,7 @@
 """Progress: what a program tells on its output, the process that started it shows."""
 
 import io
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -50,6 +51,10 @@ def test_what_is_told_is_read(
     assert [*map(progress.read, lines)] == [
         Progress(0, 100, "gemm", 1.5), Progress(100, 100, "gemm", 1.5),
     ]  # fmt: skip
+    with progress.told("work") as tell:  # the time was up
+        for done in range(8):
+            tell(Progress(done, 100, "gemm", 1.5))
+    assert progress.read(capsys.readouterr().out.splitlines()[-1]) == Progress(7, 100)
     assert progress.read("a line of a library") is None
     assert progress.read(lines[0][:40]) is None  # the program was killed within it
 
@@ -93,8 +98,11 @@ def test_a_bar_in_a_notebook_is_not_red(
     progress.say("fitting")
     out, err = capsys.readouterr()
     assert not err
+    assert "measuring ops |" in out
     assert "1 of 3, gemm, about 3 minutes left" in out
-    assert out.endswith("hybridperf: fitting\n")
+    *_, bar, fitting = re.split(r"[\r\n]+", out.rstrip())
+    assert bar.endswith("| 2 of 3")
+    assert fitting == "hybridperf: fitting"
 
 
 def test_a_program_is_shown_and_its_remarks_are_passed_on(

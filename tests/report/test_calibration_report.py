@@ -46,7 +46,7 @@ def warned(calibration: Calibration) -> list[str]:
 def test_a_calm_calibration_says_only_what_it_holds_for(calm: Calibration) -> None:
     assert not warned(calm)
     touched, cores = careful_about(calm)
-    assert "fresh memory comes at 2 GB/s" in touched.replace("1.99", "2").replace("2.01", "2")
+    assert "fresh memory comes at 2 GB/s" in touched
     assert "`taskset -c 3`" in cores
     assert calibration_report(calm).endswith(f"Where to be careful:\n- {touched}\n- {cores}")
 

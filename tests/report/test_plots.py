@@ -128,7 +128,7 @@ def test_a_report_survives_in_files(fitted, tmp_path: Path) -> None:
     _, report = fitted
     report.save(tmp_path)
     stored = read_json(tmp_path / "report.json", "fit-report", 1)
-    assert {name: stored[name] for name in ("rows", "dropped", "ops")} == report.summary()
+    assert {name: stored[name] for name in ("rows", "dropped", "ops", "kept")} == report.summary()
     held_out = read_table(tmp_path / "held_out.csv")
     pd.testing.assert_frame_equal(held_out, report.held_out)
 

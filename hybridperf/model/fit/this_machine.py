@@ -75,7 +75,8 @@ def calibrate(
         folder: where everything is written.
         setting: `quick` (two to three minutes) or `full` (twenty).
         cores: to measure on, such as "0" or "0-3"; default: one that this process may use.
-        budget_s: seconds of measuring ops; default: the setting's.
+        budget_s: seconds of measuring ops, and at most as many of calls and memory; default: the
+            setting's.
         only: names of families of ops; default: all.
         device: facts of the device under JAX' default backend; default: this CPU, or the preset
             that JAX' device name leads to.
@@ -106,7 +107,8 @@ def measure(
         folder: where everything is written.
         setting: `quick` or `full`.
         cores: to pin to, as the measuring programs read them; default: one that is usable.
-        budget_s: seconds of measuring ops; default: that of the setting in `BUDGET_S`.
+        budget_s: seconds of measuring ops, and at most as many of calls and memory; default: that
+            of the setting in `BUDGET_S`, which leaves calls and memory all that they need.
         passes: over all cases; default: those of the setting in `PASSES`.
         only: names of families of ops; default: all.
         device: facts of the device under JAX' default backend; default: this CPU, or the preset
@@ -121,7 +123,7 @@ def measure(
     if setting not in PASSES:
         raise io.unknown("setting", setting, PASSES, "quick takes a minute or two, full twenty")
     _refuse_library(library)
-    passes = passes or PASSES[setting]
+    passes, given_s = passes or PASSES[setting], budget_s
     budget_s = BUDGET_S[setting] if budget_s is None else budget_s
     folder, cores = Path(folder), cores or usable_core()
     try:
@@ -139,7 +141,10 @@ def measure(
     tables = [folder / "ops.csv"]
     if library == "jax" or facts["backend"] == "cpu":  # a GPU's ops leave PyTorch's host out
         host = ["--part", "host", "--out", str(folder / "host.jsonl"), *options]
-        run_program("hybridperf_calibration.measure", host, "measuring calls and memory")
+        host += ["--budget-s", str(given_s)] if given_s is not None else []
+        complete &= run_program(
+            "hybridperf_calibration.measure", host, "measuring calls and memory"
+        )
         tables.append(folder / "host.csv")
     drift = facts.pop("drift")
     if device is None or device.id == "here":  # of this CPU, only the measured cores count
