@@ -101,7 +101,8 @@ def _measure(options: argparse.Namespace) -> int:
     write_table(rows, path.with_suffix(".csv"))
     facts |= {**yardstick.facts(), "drift": moved}
     write_json(path.with_suffix(".machine.json"), "machine", 1, facts)
-    print(f"hybridperf: {report.sentence()}", file=sys.stderr)
+    if report.resumed or report.failed or report.dropped or not report.complete:
+        print(f"hybridperf: {report.sentence()}", file=sys.stderr)
     return 0 if report.complete else 4
 
 

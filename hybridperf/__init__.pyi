@@ -31,6 +31,8 @@ from .model import PerfModel as PerfModel
 from .model import load_model as load_model
 from .model.fit.device import FitReport as FitReport
 from .model.fit.device import fit as fit
+from .model.fit.this_machine import Calibration as Calibration
+from .model.fit.this_machine import calibrate as calibrate
 from .model.price import price as price
 from .model.pricing import OpPricer as OpPricer
 from .ops.embedding import Histogram as Histogram
@@ -40,6 +42,8 @@ from .ops.embedding import Uniform as Uniform
 from .ops.embedding import Zipf as Zipf
 from .ops.embedding import thin as thin
 from .ops.embedding_bag import lookup_calls as lookup_calls
+from .report.calibration import calibration_pictures as calibration_pictures
+from .report.calibration import calibration_report as calibration_report
 from .report.perfetto import write_timeline as write_timeline
 from .report.plan import plan_report as plan_report
 from .report.search import convergence_plot as convergence_plot

@@ -10,19 +10,16 @@ call goes on there.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
-import time
+import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
+from hybridperf.io.progress import told
 from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.microbench.store import Row, RowStore
 from hybridperf_calibration.microbench.tally import Tally
@@ -37,12 +34,11 @@ _POLISHING_TURNS = 10
 _QUIET = 0.1  # quantile of the stretches
 _DRIFT_QUANTILES = 11
 LONGEST_WAIT_S = 3.0  # before one measurement
-PLAIN_LINE_EVERY_S = 10.0  # of progress, where the output is not a terminal
 
 
 def run(
     cases: Sequence[Case], store: RowStore, *, passes: int = 2, budget_s: float | None = None,
-    progress: bool = True, seed: int = 0, yardstick: Yardstick | None = None,
+    seed: int = 0, yardstick: Yardstick | None = None,
 ) -> Tally:  # fmt: skip
     """Measure every case in every pass unless the store has it; each has its share of the budget.
 
@@ -51,7 +47,6 @@ def run(
         store: where rows go.
         passes: over all cases.
         budget_s: seconds after which no new case starts.
-        progress: show it on stderr.
         seed: of inputs and of the order of cases.
         yardstick: waits a while before each measurement until the machine is quiet; cases to come
             are compiled meanwhile.
@@ -72,7 +67,8 @@ def run(
         "measurements", len(cases) * passes - len(todo), len(todo), len(cases) * passes,
         SHORTEST_CAP_S, LONGEST_CAP_S, budget_s, store.dropped,
     )  # fmt: skip
-    with _progress_on_stderr(len(todo), enabled=progress) as show:
+    with told("measuring") as tell:
+        tell(tally.progress())
         for case, pass_no in todo:
             cap_s = tally.cap_s()
             if cap_s <= 0:
@@ -84,7 +80,7 @@ def run(
             row, repeating_s = _measure(case, pass_no, cap_s, seed, kept)
             store.append({**row, **slowness})
             tally.add(row, repeating_s)
-            show(tally.measured, case.key)
+            tell(tally.progress(_without_sizes(case.key)))
     return tally
 
 
@@ -149,6 +145,12 @@ def drift(rows: Sequence[Row]) -> list[float]:
     return np.quantile(least, np.linspace(0, 1, _DRIFT_QUANTILES)).tolist()
 
 
+def _without_sizes(key: str) -> str:
+    """`embedding bag update sgd` of `embedding_bag_update sgd 3977 216 432 spread 0`."""
+    words = re.match(r"[A-Za-z_]+(?: [a-z]{3,})*", key)
+    return words.group().replace("_", " ") if words else key
+
+
 def _measure(
     case: Case, pass_no: int, cap_s: float, seed: int, kept: dict[str, Compiled]
 ) -> tuple[Row, float]:
@@ -168,37 +170,3 @@ def _measure(
     del taken["described"]
     columns = timing.described or case.columns
     return {**taken, **columns, **name, "calls_ops": case.divisor}, timing.repeating_s
-
-
-@contextlib.contextmanager
-def _progress_on_stderr(total: int, *, enabled: bool) -> Iterator[Callable[[int, str], None]]:
-    """A function to call after each case: moves a bar, or prints a line now and then."""
-    start_s = last_line_s = time.perf_counter()
-    console = Console(stderr=True)
-
-    def status(done: int, key: str) -> str:
-        rate_per_s = done / max(time.perf_counter() - start_s, 1e-9)
-        left_s = f"about {(total - done) / rate_per_s:.0f} s left"
-        return f"{done}/{total} measured, {rate_per_s:.1f}/s, {left_s} ({key})"
-
-    if not enabled or total == 0:
-        yield lambda done, key: None
-    elif console.is_terminal:
-        # No refreshing thread: it would run on the core that is being timed.
-        columns = (BarColumn(), TextColumn("{task.description}", markup=False))
-        with Progress(*columns, console=console, auto_refresh=False) as bar:
-            task = bar.add_task("starting", total=total)
-
-            def move(done: int, key: str) -> None:
-                bar.update(task, completed=done, description=status(done, key), refresh=True)
-
-            yield move
-    else:
-
-        def print_line(done: int, key: str) -> None:
-            nonlocal last_line_s
-            if done == total or time.perf_counter() - last_line_s >= PLAIN_LINE_EVERY_S:
-                last_line_s = time.perf_counter()
-                print(f"hybridperf: {status(done, key)}", file=sys.stderr, flush=True)
-
-        yield print_line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from hybridperf.io.progress import Progress
 from hybridperf_calibration.microbench.store import Row
 
 
@@ -55,6 +56,11 @@ class Tally:
         self.measured += 1
         self.failed += "error" in row
         self.repeating_s += repeating_s
+
+    def progress(self, doing: str = "") -> Progress:
+        """How far it is: an earlier run's measurements count, but tell nothing of the time left."""
+        left_s = self.left_s() if self.measured else None
+        return Progress(self.resumed + self.measured, self.total, doing, left_s)
 
     def left_s(self) -> float:
         """Seconds that the rest takes if it goes on like this, at most those of the budget."""

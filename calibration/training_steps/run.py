@@ -18,9 +18,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +30,8 @@ from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from hybridperf.io import InputError, plain, write_json
-from hybridperf_calibration.microbench import job, machine, quiet, timer
+from hybridperf.io.progress import Progress, Show, told
+from hybridperf_calibration.microbench import machine, quiet, timer
 from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.training_steps import (
     STRICT,
@@ -84,7 +86,7 @@ class StepMeasurement:
 def measure_steps(
     steps: Sequence[Step], *, rounds: int = 4, repeats: int = 5, min_seconds: float = 0.3,
     profile: bool = False, yardstick: Yardstick | None = None,
-    report: Callable[[str], None] = lambda line: None,
+    show: Show = lambda now: None,
 ) -> list[StepMeasurement]:  # fmt: skip
     """Repeat several steps in turn, several rounds of each.
 
@@ -95,21 +97,26 @@ def measure_steps(
         min_seconds: of a turn, at least.
         profile: also what each instruction takes, asked after the last round.
         yardstick: waits a while before each turn until the machine is quiet.
-        report: takes lines of progress.
+        show: how far it is: each step's first call, then its turns.
     """
     running: list[RunningStep] = []
+    done, total = itertools.count(1), len(steps) * (1 + rounds + profile)
+
+    def tell(doing: str) -> None:
+        show(Progress(next(done), total, doing))
+
     for one in steps:
         running.append(RunningStep(one))
-        report(f"{one.name}: first call {running[-1].first_call_s:.2f} s")
+        tell(one.name)
     yardstick = yardstick or Yardstick(allowance_s=_WAITED_PER_STEP_S * len(running))
-    for round_no in range(1, rounds + 1):
+    for _ in range(rounds):
         for step in running:
             yardstick.wait(_LONGEST_WAIT_S)
-            round_s = step.measure(repeats, min_seconds)
-            report(f"round {round_no}/{rounds}, {step.name}: {round_s * 1e3:.3f} ms")
+            step.measure(repeats, min_seconds)
+            tell(step.name)
     for step in running if profile else ():
         step.profile()
-        report(f"profiled {step.name}")
+        tell(f"profile of {step.name}")
     return [step.result() for step in running]
 
 
@@ -225,10 +232,11 @@ def _run(options: argparse.Namespace) -> int:
         machine.pin(machine.parse_cores(options.cores))
     configs, steps = zip(*build_steps(spec, options.spec), strict=True)
     yardstick = Yardstick(allowance_s=_WAITED_PER_STEP_S * len(steps))
-    measured = measure_steps(
-        steps, rounds=options.rounds, repeats=options.repeats, min_seconds=options.seconds,
-        profile=options.profile, yardstick=yardstick, report=job.say,
-    )  # fmt: skip
+    with told("running steps") as show:
+        measured = measure_steps(
+            steps, rounds=options.rounds, repeats=options.repeats, min_seconds=options.seconds,
+            profile=options.profile, yardstick=yardstick, show=show,
+        )  # fmt: skip
     from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION
 
     results = []

@@ -3,7 +3,7 @@ to measure; `calibrate`: measure this machine and fit it; `demo`: and predict st
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Exit, Option
 
@@ -19,11 +19,6 @@ from hybridperf.cli.common import (
     warn,
     wrong,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from hybridperf.hardware import DeviceSpec
 
 
 def fit(
@@ -45,7 +40,8 @@ def fit(
     from hybridperf.hardware import load_device
     from hybridperf.io import read_tables, replacing_in
     from hybridperf.model.fit.device import fit as fit_rows
-    from hybridperf.report import fits, plots
+    from hybridperf.report import fit_plots, fits
+    from hybridperf.report.calibration import draw_learning_curve
 
     if not device:
         lists = "`hybridperf devices` and `hybridperf systems` list them"
@@ -60,7 +56,7 @@ def fit(
         model.save(new)
         report.save(new)
         if report.rows:
-            plots.fit_plot(report, new / "fit.png")
+            fit_plots.fit_plot(report, new / "fit.png")
     if not report.rows:
         (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
     if report.rows and (remark := report.not_seconds()):
@@ -70,20 +66,8 @@ def fit(
     errors = ", errors of held-out rows in report.json, held_out.csv, fit.png"
     print(f"model of {model.device.name} in {out}{errors if report.rows else ''}")
     if curve:
-        learning_curve_in(out, frame, model.device)
+        common.result(curve=draw_learning_curve(frame, model.device, out))
         print(f"what more rows would bring in {out}: learning_curve.csv, learning_curve.png")
-
-
-def learning_curve_in(folder: Path, rows: "pd.DataFrame", device: "DeviceSpec") -> None:
-    """Fit parts of the rows: errors of held-out ones against how many were fitted on."""
-    from hybridperf.io import write_table
-    from hybridperf.model.fit.learning_curve import learning_curve
-    from hybridperf.report import plots
-
-    found = learning_curve(rows, device)
-    write_table(found, folder / "learning_curve.csv")
-    plots.learning_curve_plot(found, folder / "learning_curve.png")
-    common.result(curve=found)
 
 
 def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str) -> None:
@@ -245,41 +229,32 @@ def calibrate(
         return
     import time
 
-    from hybridperf.model.fit import this_machine
-    from hybridperf.report import fits, plots
+    from hybridperf.io import progress, read_table
+    from hybridperf.model.fit.this_machine import calibrate
+    from hybridperf.report import calibration
 
     start_s = time.perf_counter()
-    only = names_in(ops)
-    measured = this_machine.measure(
-        out, setting=setting, cores=cores, budget_s=budget_s, only=only, device=device,
+    made = calibrate(
+        out, setting, cores=cores, budget_s=budget_s, only=names_in(ops), device=device,
         library=library, seed=seed,
     )  # fmt: skip
-    result = measured.fit()
-    print(fits.fit_report(result.report))
-    if (
-        measured.provenance["library"] == "torch"
-        and result.rows["op"].str.startswith("embedding_bag").any()
-    ):
+    print(calibration.calibration_report(made))
+    bags = made.rows["op"].str.startswith("embedding_bag").any()
+    if bags and made.model.provenance["library"] == "torch":
         warn("embedding bags are PyTorch's own kernels; FBGEMM's fused lookups are not measured")
-    common.result(folder=out, errors=result.report.table)
-    plots.fit_plot(result.report, out / "png")
-    written = {
-        "model.json, residual.npz": "the model",
-        "report.json, held_out.csv, png": "how it errs on rows it has not seen",
-        "ops.csv, host.csv, ops.machine.json": "what was measured, and on what",
-    }
-    if measured.parts is not None:
-        del written["ops.csv, host.csv, ops.machine.json"]
+    common.result(folder=out, errors=made.report.table, careful=calibration.careful_about(made))
+    if not quick:
+        progress.say("fitting parts of the rows for the learning curve, up to a minute")
+    written = calibration.FILES | calibration.calibration_pictures(made, curve=not quick)
+    if made.notes:
         written |= {
             "host.json, system.toml": "its host's launches; its links, for --system",
-            "ops.csv, launches.csv, copies.csv, ...": "what was measured",
+            "launches.csv, copies.csv, memory.csv": "what was measured besides ops",
         }
     if not quick:
-        this_machine.to_stderr("fitting parts of the rows for the learning curve, up to a minute")
-        learning_curve_in(out, result.rows, result.model.device)
-        written["learning_curve.png, learning_curve.csv"] = "what more rows would bring"
+        common.result(curve=read_table(out / "learning_curve.csv"))
     took = f"{time.perf_counter() - start_s:.0f} s in all"
-    print(f"\nmodel of {result.model.device.name} in {out}, {took}:")
+    print(f"\nmodel of {made.model.device.name} in {out}, {took}:")
     print("\n".join(f"  {names:38}  {meaning}" for names, meaning in written.items()))
 
 

@@ -1,4 +1,4 @@
-"""Plots: roofline, predicted against measured, errors of a fit, learning curves. Files only."""
+"""Plots: roofline, predicted against measured steps, learning curves. Files only."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -9,16 +9,12 @@ import pandas as pd
 
 from hybridperf.io import replacing
 from hybridperf.model import PerfModel
-from hybridperf.model.fit.device import FitReport
 from hybridperf.model.fit.learning_curve import ALL_OPS
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 from hybridperf.report import text
 
 _MARKERS = "os^vDPX*"  # one shape for every ten colours
-_MEDIAN_WINDOWS = 12  # of a running median over times
-_LEAST_IN_WINDOW = 8
-_LOG2_ERRORS_SHOWN = 3.0  # errors beyond a factor of 8 stand at the edge
 _CURVE_COLUMNS = 6
 _DEVICE_COLUMNS = 4
 _ZERO_AT = 8.0  # rows; where a logarithmic axis shows none
@@ -31,6 +27,7 @@ _BASELINES = {
     "knobs": ("our knobs alone", "crimson", "-"),
 }
 _PERCENTS = (1, 2, 5, 10, 20, 50, 100)
+_COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")  # C7 is the grey of the others
 _LEAST_ROWS_DRAWN = 10  # op kinds with fewer rows have no curve, only chance
 
 
@@ -44,10 +41,17 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
         rows = rows[rows["unreliable"] != 1].reset_index(drop=True)
     intensity, rate, group = _points(model, rows)
     figure, axes = new_figure(8.5, 5)
-    for number, at in enumerate(np.unique(group)):
+    counts = np.bincount(group, minlength=len(GROUPS))
+    named = np.argsort(-counts, kind="stable")[: min(len(_COLOURS), np.count_nonzero(counts))]
+    for colour, at in zip(_COLOURS, named, strict=False):
         here = group == at
-        style = {"s": 18, "alpha": 0.8, **_mark(number)}
-        axes.scatter(intensity[here], rate[here], label=GROUPS[at], **style)
+        label = GROUPS[at].replace("_", " ")
+        axes.scatter(intensity[here], rate[here], s=18, alpha=0.8, color=colour, label=label)
+    others = ~np.isin(group, named)
+    if others.any():
+        label = f"{len(np.unique(group[others]))} other kinds"
+        style = {"s": 12, "color": "0.75", "zorder": 0.5}
+        axes.scatter(intensity[others], rate[others], label=label, **style)
     low, high = min(intensity.min(initial=1.0), 0.05), max(intensity.max(initial=1.0), 100.0)
     x = np.geomspace(low / 2, high * 2, 200)
     peak, bandwidth = model.device.peak("fp32", "matrix"), model.device.memory_bytes_per_s
@@ -59,6 +63,8 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
         style = {"color": "black", "lw": 1, "ls": "--"}
         axes.plot(x, roof, label="calibrated: gemm rate, nearest cache", **style)
     axes.set(xscale="log", yscale="log", ylabel="FLOP/s reached")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter(lambda rate, _: text.quantity(rate, "FLOP/s"))
     axes.set_xlabel("flops per byte of compulsory traffic")
     left_out = f"{len(rows) - len(rate)} of {len(rows)} measured ops without arithmetic not shown"
     axes.set_title(f"{model.device.name}; {left_out}", fontsize=9)
@@ -74,15 +80,15 @@ def _mark(number: int) -> dict[str, str]:
 def _log_seconds(axes: Any, ends: np.ndarray) -> None:
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.set(xlabel="measured", ylabel="predicted")
-    _time_ticks(axes.xaxis, ends)
-    _time_ticks(axes.yaxis, ends)
+    time_ticks(axes.xaxis, ends)
+    time_ticks(axes.yaxis, ends)
 
 
-def _time_ticks(axis: Any, ends: np.ndarray) -> None:
-    """Powers of ten as `100 µs`; of a short axis also 2 and 5."""
+def time_ticks(axis: Any, ends: np.ndarray, short: float = 300.0) -> None:
+    """Powers of ten as `100 µs`; of an axis whose ends are nearer than `short` times, also 2, 5."""
     from matplotlib.ticker import LogLocator
 
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 300 * ends[0] else (1,)))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < short * ends[0] else (1,)))
     axis.set_major_formatter(lambda time_s, _: text.seconds(time_s))
     axis.set_minor_formatter(lambda *_: "")
 
@@ -126,63 +132,9 @@ def measured_plot(
     save_figure(figure, path)
 
 
-def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
-    """Held-out rows by op kind: predicted against measured seconds, and log2 of their ratio.
-
-    Lines on the right are running medians, ours and those of the knobs alone.
-    """
-    held_out = report.held_out
-    names = ("measured_s", "predicted_s", "knobs_s")
-    measured, predicted, knobs = (held_out[name].to_numpy(np.float64) for name in names)
-    kinds = held_out["op"].to_numpy(str)
-    errors = np.log2(predicted / measured)
-    figure, (left, right) = new_figure(14, 5.6, columns=2)
-    both = np.concatenate([measured, predicted])
-    ends = np.array([both.min() / 1.6, both.max() * 1.6])
-    size = 22 if len(measured) < 600 else 10
-    table = report.table.set_index("op")
-    for number, kind in enumerate(sorted(set(kinds))):
-        here = kinds == kind
-        style = {"lw": 0, **_mark(number)}
-        shown = np.clip(errors[here], -_LOG2_ERRORS_SHOWN, _LOG2_ERRORS_SHOWN)
-        left.scatter(measured[here], predicted[here], s=size, alpha=0.6, **style)
-        right.scatter(measured[here], shown, s=size, alpha=0.6, **style)
-        label = f"{kind} ({here.sum()}, {100 * table.loc[kind, 'median_ape']:.0f} %)"
-        left.scatter([], [], s=22, alpha=1.0, label=label, **style)
-    left.plot(ends, ends, color="black", lw=1)
-    for factor in (0.5, 2.0):
-        left.plot(ends, factor * ends, color="black", lw=0.8, ls="--")
-    _log_seconds(left, ends)
-    rows = f"{len(measured)} rows, each predicted by a fit that has not seen it"
-    left.set_title(f"{rows}; dashed: a factor of 2", fontsize=9)
-    for level, dashes in ((0.0, "-"), (-1.0, "--"), (1.0, "--")):
-        right.axhline(level, color="black", lw=0.8, ls=dashes)
-    at, ours, alone = _running_medians(measured, errors, np.log2(knobs / measured))
-    right.plot(at, ours, color="black", lw=2.5, label="running median")
-    right.plot(at, alone, color="crimson", lw=1, label="of knobs alone")
-    limit = min(_LOG2_ERRORS_SHOWN, max(1.2, 1.1 * float(np.abs(errors).max())))
-    right.set(xscale="log", xlim=ends, ylim=(-1.03 * limit, 1.03 * limit))
-    right.set(xlabel="measured", ylabel="log2(predicted / measured)")
-    _time_ticks(right.xaxis, ends)
-    beyond = int((np.abs(errors) > _LOG2_ERRORS_SHOWN).sum())
-    edge = f"; {beyond} beyond a factor of 8 stand at the edge" if beyond else ""
-    right.set_title(f"above zero: predicted too slow{edge}", fontsize=9)
-    right.legend(fontsize=8, loc="upper right")
-    style = {"title": "op kind (rows, median error)", "title_fontsize": 8, "fontsize": 8}
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", **style)
-    save_figure(figure, path)
-
-
-def _running_medians(x: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Medians of x [N] and of `values` [N] in windows of equally many rows along x."""
-    order = np.argsort(x)
-    windows = np.array_split(order, max(1, min(_MEDIAN_WINDOWS, len(x) // _LEAST_IN_WINDOW)))
-    every = (x, *values)
-    return tuple(np.array([np.median(one[window]) for window in windows]) for one in every)
-
-
 def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Held-out error against rows fitted on: with learned corrections, by knobs alone, and noise.
+    """Held-out error against rows fitted on: with learned corrections, by knobs alone, by the
+    datasheet's roofline that needs none, and noise.
 
     `curve` is what `learning_curve.learning_curve` returns; kinds with the most rows come first,
     those with hardly any are left out.
@@ -193,11 +145,13 @@ def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
     curve = curve[curve["op"].isin(kinds)]
     columns = -(-len(kinds) // -(-len(kinds) // _CURVE_COLUMNS))
     figure, panels = new_panels(len(kinds), columns, (2.5, 2.1), (0.5, 0.7))
-    percent = 100 * curve[["median_ape", "knobs_ape", "noise"]]
+    percent = 100 * curve[["median_ape", "knobs_ape", "roofline_ape", "noise"]]
     low, high = max(0.5, np.nanmin(percent) / 1.3), np.nanmax(percent) * 1.3
     for axes, kind in zip(panels, kinds, strict=True):
         here = curve["op"] == kind
         rows = curve.loc[here, "rows"]
+        roofline = percent.loc[here, "roofline_ape"].median()
+        axes.axhline(roofline, color="0.5", lw=1, label="datasheet roofline, no rows")
         thin = {"color": "crimson", "lw": 1, "marker": "o", "ms": 3}
         thick = {"color": "black", "lw": 2, "marker": "o", "ms": 4}
         axes.plot(rows, percent.loc[here, "knobs_ape"], label="knobs alone", **thin)
@@ -213,7 +167,7 @@ def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
         plain_ticks(axes, shown, y=[*_PERCENTS, 200, 500, 1000], size=8)
     figure.supxlabel("rows fitted on", fontsize=9)
     figure.supylabel("median error of held-out rows, %", fontsize=9)
-    shared_legend(figure, panels, fontsize=9, ncols=3)
+    shared_legend(figure, panels, fontsize=9, ncols=4)
     save_figure(figure, path)
 
 

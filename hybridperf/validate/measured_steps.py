@@ -72,7 +72,7 @@ def measure_steps(
     options = [spec_path, "--out", str(out), "--programs", str(folder / "programs")]
     options += ["--cores", cores or usable_core(), "--rounds", str(rounds)]
     options += ["--profile"] if profile else []
-    run_program("hybridperf_calibration.training_steps.run", options)
+    run_program("hybridperf_calibration.training_steps.run", options, "running steps")
     found = []
     for step in read_json(out, "steps", STEPS_SCHEMA_VERSION)["steps"]:
         if "program" in step:

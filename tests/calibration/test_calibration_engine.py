@@ -475,12 +475,10 @@ def test_drift_is_that_of_the_quietest_of_a_few_minutes(drifting) -> None:
 
 def test_a_failing_case_is_a_row(tmp_path) -> None:
     with RowStore(tmp_path / "rows.jsonl", HERE) as store:
-        report = engine.run(
-            [failing_case(), matmul_case(16)], store, passes=1, progress=False, budget_s=1.0
-        )
+        report = engine.run([failing_case(), matmul_case(16)], store, passes=1, budget_s=1.0)
         assert (report.measured, report.failed, report.complete) == (2, 1, True)
         failed = next(r for r in store.rows if r["key"] == "too large")
-        again = engine.run([failing_case(), matmul_case(16)], store, passes=1, progress=False)
+        again = engine.run([failing_case(), matmul_case(16)], store, passes=1)
         assert again.measured == 0
     assert failed["error"] == "MemoryError: no 4 TiB"
     assert failed["time_s"] is None
@@ -490,12 +488,12 @@ def test_a_failing_case_is_a_row(tmp_path) -> None:
 def test_the_budget_stops_a_run_cleanly(tmp_path) -> None:
     cases = [matmul_case(n) for n in range(8, 48)]
     with RowStore(tmp_path / "rows.jsonl", HERE) as store:
-        first = engine.run(cases, store, budget_s=0.3, progress=False)
+        first = engine.run(cases, store, budget_s=0.3)
         assert 0 < first.measured < 40
         assert not first.complete
         assert "run the same command again" in first.sentence()
         assert f"{first.measured} of 80 measurements" in first.sentence()
-        second = engine.run(cases, store, budget_s=0.3, progress=False)
+        second = engine.run(cases, store, budget_s=0.3)
         assert second.resumed == first.measured
         assert len(store.rows) == first.measured + second.measured
 
@@ -530,8 +528,8 @@ def test_only_idle_waiting_uses_up_the_allowance(monkeypatch) -> None:
 
 def test_noisy_cases_get_a_third_pass(tmp_path) -> None:
     with RowStore(tmp_path / "rows.jsonl", HERE) as store:
-        engine.run([matmul_case(8), matmul_case(9)], store, budget_s=0.5, progress=False)
-        report = engine.run([matmul_case(9)], store, passes=3, progress=False)
+        engine.run([matmul_case(8), matmul_case(9)], store, budget_s=0.5)
+        report = engine.run([matmul_case(9)], store, passes=3)
         assert (report.measured, report.resumed) == (1, 2)
         assert [
             r["passes"] for r in sorted(engine.merge_passes(store.rows), key=lambda r: r["m"])

@@ -176,7 +176,7 @@ def test_program_measures_and_pins(tmp_path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "round 2/2" in done.stderr
+    assert "running steps: 6 of 6" in done.stderr
     result = json.loads(out.read_text())
     assert [step["workload"] for step in result["steps"]] == ["dlrm", "gpt"]
     assert all(step["repeats"] == 6 and step["time_s"] > 0 for step in result["steps"])

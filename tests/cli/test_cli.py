@@ -634,6 +634,10 @@ def test_calibrate_killed_in_the_middle_resumes(tmp_path):
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert "softmax" in out
+    assert "Where to be careful:" in out
+    pictures = {path.name for path in tmp_path.iterdir() if "png" in path.name}
+    assert pictures == {"fit.png", "errors.png", "roofline.png"}
+    assert all(name in out for name in pictures)
     lines = store.read_text().splitlines(keepends=True)
     assert lines[: len(kept)] == kept  # nothing lost, nothing measured again
     measured = [(row["key"], row["pass_no"]) for row in map(json.loads, lines[1:])]

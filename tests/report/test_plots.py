@@ -15,7 +15,7 @@ from hybridperf.io.provenance import origin
 from hybridperf.model import PerfModel, load_model
 from hybridperf.model.fit.device import FitReport, fit
 from hybridperf.model.fit.learning_curve import ALL_OPS, learning_curve
-from hybridperf.report import plots
+from hybridperf.report import fit_plots, plots
 
 V100 = load_device("v100")
 
@@ -50,7 +50,8 @@ def curve() -> pd.DataFrame:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
     """The figures that are saved, in order."""
     figures = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure))
+    for module in (plots, fit_plots):
+        monkeypatch.setattr(module, "save_figure", lambda figure, path: figures.append(figure))
     return figures
 
 
@@ -60,30 +61,40 @@ def is_picture(path: Path) -> bool:
 
 
 def test_a_fit_drawn(fitted, tmp_path: Path, drawn: list) -> None:
-    _, report = fitted
-    plots.fit_plot(report, tmp_path / "fit.png")
-    left, right = drawn[0].axes
-    for axes in (left, right):
-        points = np.concatenate([np.asarray(c.get_offsets()) for c in axes.collections])
-        assert len(points[~np.isnan(points).any(axis=1)]) >= report.rows
-    assert [line.get_label() for line in right.lines if line.get_label()[0] != "_"] == [
-        "running median",
-        "of knobs alone",
-    ]
-    legend = drawn[0].legends[0]
-    assert [text.get_text().split(" ")[0] for text in legend.texts] == ["elementwise", "gemm"]
-
-
-def test_errors_beyond_the_picture_stand_at_its_edge(fitted, tmp_path: Path, drawn: list) -> None:
+    """A panel per op kind; what is too far off stands at its edge."""
     _, report = fitted
     wild = report.held_out.copy()
-    wild.loc[0, "predicted_s"] = 1e4 * wild.loc[0, "measured_s"]
-    plots.fit_plot(dataclasses.replace(report, held_out=wild), tmp_path / "fit.png")
-    right = drawn[0].axes[1]
-    assert "1 beyond a factor of 8" in right.get_title()
-    highest = max(float(np.asarray(c.get_offsets())[:, 1].max()) for c in right.collections)
-    assert highest == pytest.approx(3.0)
-    assert right.get_ylim()[1] > highest
+    at = wild.index[wild["op"] == "gemm"][0]
+    wild.loc[at, "predicted_s"] = 1e4 * wild.loc[at, "measured_s"]
+    fit_plots.fit_plot(dataclasses.replace(report, held_out=wild), tmp_path / "fit.png")
+    panels = {axes.get_title().split(":")[0]: axes for axes in drawn[0].axes}
+    assert set(panels) == {"elementwise", "gemm"}
+    for kind, axes in panels.items():
+        _, roofline, ours = axes.collections  # the first is the band of noise
+        rows = wild[wild["op"] == kind]
+        for points, column in ((roofline, "roofline_s"), (ours, "predicted_s")):
+            x, ratio = np.asarray(points.get_offsets()).T
+            expected = (rows[column] / rows["measured_s"]).clip(1 / 8, 8)
+            np.testing.assert_allclose(x, rows["measured_s"])
+            np.testing.assert_allclose(ratio, expected)
+            assert axes.get_ylim()[0] < ratio.min() < ratio.max() < axes.get_ylim()[1]
+    names = [text.get_text() for text in drawn[0].legends[0].texts]
+    assert names == [
+        "noise of the measurements", "90 % interval", "datasheet roofline",
+        "calibrated, without this row",
+    ]  # fmt: skip
+
+
+def test_shares_of_the_error_are_those_of_the_table(fitted, tmp_path: Path, drawn: list) -> None:
+    _, report = fitted
+    fit_plots.error_shares_plot(report, tmp_path / "errors.png")
+    left, right = drawn[0].axes
+    total = report.table["rows"] * report.table["mean_ape"]
+    shares = dict(zip(report.table["op"], 100 * total / total.sum(), strict=True))
+    drawn_shares = [bar.get_width() for bar in right.patches]
+    assert drawn_shares == sorted(drawn_shares)  # the largest above
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert dict(zip(names, drawn_shares, strict=True)) == pytest.approx(shares)
 
 
 def test_fit_leaves_model_report_and_picture_together(
@@ -113,20 +124,11 @@ def test_fit_leaves_model_report_and_picture_together(
     assert read_json(out / "report.json", "fit-report", 1)["rows"] == 0
 
 
-def test_running_medians_follow_the_middle_of_the_points() -> None:
-    x = np.geomspace(1, 1000, 120)
-    y = np.log(x)
-    y[::10] += 100.0  # one in ten is wild
-    at, median = plots._running_medians(x[::-1], y[::-1])
-    assert (np.diff(at) > 0).all()
-    np.testing.assert_allclose(median, np.log(at), atol=0.1)
-
-
 def test_a_report_survives_in_files(fitted, tmp_path: Path) -> None:
     _, report = fitted
     report.save(tmp_path)
     stored = read_json(tmp_path / "report.json", "fit-report", 1)
-    assert {name: stored[name] for name in ("rows", "dropped", "ops")} == report.summary()
+    assert {name: stored[name] for name in ("rows", "dropped", "ops", "kept")} == report.summary()
     held_out = read_table(tmp_path / "held_out.csv")
     pd.testing.assert_frame_equal(held_out, report.held_out)
 
@@ -135,7 +137,7 @@ def test_a_learning_curve_falls(curve: pd.DataFrame) -> None:
     """A closed form of few knobs and 3 % of noise: few rows teach little, all of them nearly
     everything.
     """
-    assert list(curve.columns) == ["rows", "op", "median_ape", "knobs_ape", "noise"]
+    assert list(curve.columns) == ["rows", "op", "median_ape", "knobs_ape", "roofline_ape", "noise"]
     overall = curve[curve["op"] == ALL_OPS]
     assert overall["rows"].tolist() == [12, 96]  # of the 96 that are not held out
     for kind in ("gemm", "elementwise"):
@@ -144,6 +146,8 @@ def test_a_learning_curve_falls(curve: pd.DataFrame) -> None:
     assert last < 0.05
     assert last < first
     assert (curve["noise"] == 0.03).all()
+    assert overall["roofline_ape"].nunique() == 1  # the same unseen rows, whatever was fitted on
+    assert overall["roofline_ape"].iloc[0] > 0.3
 
 
 def test_a_learning_curve_needs_rows_to_hold_out() -> None:
@@ -155,27 +159,38 @@ def test_a_learning_curve_needs_rows_to_hold_out() -> None:
 
 def test_a_learning_curve_drawn(curve: pd.DataFrame, tmp_path: Path, drawn: list) -> None:
     few = pd.DataFrame(
-        {"rows": [1, 4], "op": "call", "median_ape": 0.1, "knobs_ape": 0.2, "noise": 0.01}
+        {
+            "rows": [1, 4],
+            "op": "call",
+            "median_ape": 0.1,
+            "knobs_ape": 0.2,
+            "roofline_ape": 0.9,
+            "noise": 0.01,
+        }
     )
     plots.learning_curve_plot(pd.concat([curve, few]), tmp_path / "curve.png")
     titles = [axes.get_title() for axes in drawn[0].axes if axes.get_visible()]
     assert titles[0] == "all ops"
     assert sorted(titles[1:]) == ["elementwise", "gemm"]  # of four rows nothing can be said
     names = [text.get_text() for text in drawn[0].legends[0].texts]
-    assert names == ["knobs alone", "with learned corrections", "noise of the held-out rows"]
+    assert names == [
+        "datasheet roofline, no rows", "knobs alone", "with learned corrections",
+        "noise of the held-out rows",
+    ]  # fmt: skip
     plots.learning_curve_plot(curve.assign(noise=np.nan), tmp_path / "curve.png")
-    assert len(drawn[1].legends[0].texts) == 2
+    assert len(drawn[1].legends[0].texts) == 3
 
 
 def test_every_picture_is_a_file(fitted, curve: pd.DataFrame, tmp_path: Path) -> None:
     model, report = fitted
-    plots.fit_plot(report, tmp_path / "fit.png")
+    fit_plots.fit_plot(report, tmp_path / "fit.png")
+    fit_plots.error_shares_plot(report, tmp_path / "errors.png")
     plots.learning_curve_plot(curve, tmp_path / "curve.png")
     plots.roofline_plot(model, made_up_rows(), tmp_path / "roofline.png")
     plots.measured_plot(
         ["a", "b"], [1.0, 2.0], [1.1, 1.7], tmp_path / "steps.png", [(0.9, 1.3), (None, None)]
     )
-    for name in ("fit", "curve", "roofline", "steps"):
+    for name in ("fit", "errors", "curve", "roofline", "steps"):
         assert is_picture(tmp_path / f"{name}.png"), name
 
 

@@ -4,6 +4,7 @@ python tests/support/notebooks.py [NAME ...]    # write what they print and draw
 """
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
+_RETURNS = re.compile(r"[^\n]*\r(?!\n)")  # what a bar of letters draws over
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
 
@@ -49,6 +51,24 @@ def _kinds(output: nbformat.NotebookNode) -> list[str]:
     return [kind for kind in ("image/png", "text/html") if kind in output.get("data", {})]
 
 
+def _without_remarks(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Outputs as they are committed: no standard error, of a moving bar its end, no counts."""
+    kept: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if output.get("name") == "stderr":
+            continue
+        if output.output_type == "stream" and kept and kept[-1].output_type == "stream":
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
+        if "execution_count" in output:
+            output.execution_count = None
+    for output in kept:
+        if output.output_type == "stream":
+            output.text = _RETURNS.sub("", output.text)
+    return kept
+
+
 def main() -> None:
     os.environ.setdefault("HYBRIDPERF_SETTING", "quick")
     for path in NOTEBOOKS:
@@ -60,10 +80,7 @@ def main() -> None:
             if cell.cell_type == "code":
                 cell.execution_count = None
                 cell.metadata.pop("execution", None)
-                cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
-                for output in cell.outputs:
-                    if "execution_count" in output:
-                        output.execution_count = None
+                cell.outputs = _without_remarks(cell.outputs)
         nbformat.write(notebook, path)
         print(path.name, f"{path.stat().st_size / 1e3:,.0f} kB", flush=True)
 

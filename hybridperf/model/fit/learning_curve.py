@@ -33,7 +33,8 @@ def learning_curve(
     device: DeviceSpec | str,
     shares: Sequence[float] = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1),
 ) -> pd.DataFrame:
-    """Held-out error against rows fitted on: `rows, op, median_ape, knobs_ape, noise` (shares).
+    """Held-out error against rows fitted on: `rows, op` and, as shares, `median_ape, knobs_ape,
+    roofline_ape, noise`.
 
     One fifth of each group is held out throughout; nested random subsets of the rest, `shares` of
     each group's, are fitted on. A line per size and op kind, and one of op `all`; `knobs_ape` is
@@ -82,7 +83,9 @@ def _judged(unseen: MeasuredOps, seen: MeasuredOps, closed_form: PerfModel) -> p
             errors[unseen.table.group == one] += log_correction(residual, unseen.inputs[one])
     frame = pd.DataFrame({
         "op": [GROUPS[g] for g in unseen.table.group], "median_ape": np.abs(np.expm1(errors)),
-        "knobs_ape": np.abs(np.expm1(knobs_errors)), "noise": noise_of(unseen.rows),
+        "knobs_ape": np.abs(np.expm1(knobs_errors)),
+        "roofline_ape": np.abs(closed_form.roofline_seconds(unseen.table) / unseen.measured_s - 1),
+        "noise": noise_of(unseen.rows),
     })  # fmt: skip
     both = pd.concat([frame.assign(op=ALL_OPS), frame])
     out = both.groupby("op", sort=False).median().reset_index()

@@ -34,6 +34,7 @@ from hybridperf.hardware import (
     Overhead,
     Spread,
     SystemSpec,
+    device_id,
     names_people_use,
     this_node,
 )
@@ -115,11 +116,16 @@ def measure_parts(folder: Path, facts: Mapping[str, Any], *, setting: str, passe
     for part in (*(["launches"] if library == "torch" else []), "copies", "memory"):
         own = ["--part", part, "--setting", setting, "--out", str(folder / f"{part}.jsonl")]
         own += ["--budget-s", str(budgets[part])] if part in budgets else []
-        complete &= run_program("hybridperf_calibration.measure", [*common, *own])
+        complete &= run_program(
+            "hybridperf_calibration.measure", [*common, *own], f"measuring {part}"
+        )
     if count > 1:
         own = ["--processes", str(count), "--setting", setting, "--out", str(folder)]
         own += ["--budget-s", str(budgets["collectives"])]
-        complete &= run_program("hybridperf_calibration.measure_collectives", [*common[:4], *own])
+        complete &= run_program(
+            "hybridperf_calibration.measure_collectives", [*common[:4], *own],
+            "measuring collectives",
+        )  # fmt: skip
     return complete
 
 
@@ -163,20 +169,20 @@ def read_parts(folder: Path, device: DeviceSpec, facts: Mapping[str, Any]) -> Pa
     system = this_node(device, int(facts["count"]), str(facts.get("topology", "")), link)
     if link is None:
         given = f"{system.host_link_bytes_per_s / 1e9:.0f} GB/s"
-        notes.append(f"copies between host and device: default, {given}, not measured")
+        notes.append(f"Copies between host and device: {given}, a default, not measured.")
     else:
-        notes.append(f"copies between host and device: {link / 1e9:.1f} GB/s measured")
+        notes.append(f"Copies between host and device: {_of_copies(copies)}.")
     launches = _table(folder, "launches")
     host = None if launches.empty else host_of(launches)
     if host is None:
-        notes.append("launch overhead: default, not measured")
+        notes.append("Launch overhead: default, not measured.")
     else:
         unit_s = host.before_launch_s.shared, host.launch_call_s.shared
         total_s = sum(one.median_s for one in unit_s if one is not None)
-        notes.append(f"launch overhead: {total_s * 1e6:.1f} us measured")
+        notes.append(f"Launch overhead: {total_s * 1e6:.1f} us measured.")
     memory = _table(folder, "memory")
     if memory.empty:
-        notes.append("memory: the datasheet's, a context's share not measured")
+        notes.append("Memory: the datasheet's, what a context takes of it not measured.")
     else:
         device, note = _with_memory(device, dict(zip(memory["what"], memory["value"], strict=True)))
         notes.append(note)
@@ -184,8 +190,9 @@ def read_parts(folder: Path, device: DeviceSpec, facts: Mapping[str, Any]) -> Pa
     collectives = None if rows.empty else fit_collectives(rows, system)
     if int(facts["count"]) > 1:
         measured = "default, not measured" if collectives is None else f"{len(rows)} rows measured"
-        notes.append(f"collectives between {facts['count']} GPUs: {measured}")
-    notes += [f"assumed of {device.id}: {device.note}"] if device.note else []
+        notes.append(f"Collectives between {facts['count']} GPUs: {measured}.")
+    if device_id(device.id) is None and device.note:
+        notes.append(f"Its datasheet is not known; {device.note}.")
     return Parts(device, system, host, copies, collectives, tuple(notes))
 
 
@@ -204,12 +211,20 @@ def copy_bytes_per_s(folder: Path) -> float | None:
 def _with_memory(device: DeviceSpec, found: Mapping[str, float]) -> tuple[DeviceSpec, str]:
     """(a device with the memory that programs get of it, what was found)."""
     if "total" not in found:
-        return device, "memory: the datasheet's, its library does not tell it"
+        return device, "Memory: the datasheet's, its library does not tell it."
     left = found["total"] - found.get("context", 0.0)
-    said = f"memory: {left / 1e9:.2f} GB for programs"
+    said = f"Memory: {left / 1e9:.2f} GB for programs"
     if "context" in found:
         said += f", {found['context'] / 1e9:.2f} GB taken by a context or other processes"
-    return device.model_copy(update={"memory_bytes": left}), said
+    return device.model_copy(update={"memory_bytes": left}), f"{said}."
+
+
+def _of_copies(copies: pd.DataFrame) -> str:
+    return ", ".join(
+        f"{row.memory} {row.direction.replace('_', ' ')} {row.latency_s * 1e6:.1f} us and"
+        f" {row.bytes_per_s / 1e9:.1f} GB/s (held out {row.median_ape:.0%})"
+        for row in copies.itertuples()
+    )
 
 
 def fit_copies(rows: pd.DataFrame) -> pd.DataFrame:

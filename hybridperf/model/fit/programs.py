@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from hybridperf.io import InputError
+from hybridperf.io import InputError, progress
 from hybridperf.io.process import keeping
 
 _LOOP, _LOOKED_S = range(200), 0.2
@@ -66,10 +67,13 @@ def default_backend() -> str:
     return asked.stdout.split()[-1]
 
 
-def run_program(module: str, arguments: Sequence[str]) -> bool:
-    """Run one of the calibration package's programs; whether it did everything it was asked to."""
+def run_program(module: str, arguments: Sequence[str], what: str = "measuring") -> bool:
+    """Run one of the calibration package's programs; whether it did everything it was asked to.
+
+    `what` it does: stands beside the bar that shows how far it is.
+    """
     with keeping("what was measured is kept, the same command goes on from there"):
-        status = _status_of([sys.executable, "-m", module, *arguments])
+        status = _status_of([sys.executable, "-m", module, *arguments], what)
     if status == _ERROR_PRINTED:
         raise AlreadyReported(f"{module} refused its input")
     if status not in (0, _BUDGET_RAN_OUT):
@@ -80,25 +84,39 @@ def run_program(module: str, arguments: Sequence[str]) -> bool:
     return status == 0
 
 
-def _status_of(command: Sequence[str]) -> int:
-    """Run a program whose output goes where our standard error goes, a notebook's included."""
-    # a notebook's kernel asks for colours and would get bars that move, hundreds of lines of them
-    unwanted = () if sys.stderr.isatty() else ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
-    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
+def _status_of(command: Sequence[str], what: str) -> int:
+    """Run a program, show how far it is, and pass on what else it says to standard error."""
     # a full disk costs the compilation cache, which is no news: what is measured says so itself
     ignored = (os.environ.get("PYTHONWARNINGS", ""), "ignore:Error writing persistent compilation")
-    environment["PYTHONWARNINGS"] = ",".join(filter(None, ignored))
+    environment = {**os.environ, "PYTHONWARNINGS": ",".join(filter(None, ignored))}
+    environment[progress.READ] = "1"
+    with (
+        progress.shown(what) as show,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=_errors(), text=True, env=environment
+        ) as process,
+    ):
+        try:
+            for line in process.stdout or ():
+                now = progress.read(line)
+                if now is not None:
+                    show(now)
+                elif line.startswith(progress.SAID):
+                    progress.say(line.removeprefix(progress.SAID).rstrip())
+                else:
+                    print(line, end="", file=sys.stderr, flush=True)
+        except BaseException:  # interrupted: as subprocess.run does
+            process.kill()
+            raise
+    return process.returncode
+
+
+def _errors() -> Any:
+    """Where a program's standard error goes: to ours, or the way of its output if that is no file,
+    as in a notebook.
+    """
     try:
         sys.stderr.fileno()
-    except (AttributeError, OSError):  # not a file: what the program says is passed on line by line
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        ) as process:
-            try:
-                for line in process.stdout or ():
-                    print(line, end="", file=sys.stderr, flush=True)
-            except BaseException:  # interrupted: as subprocess.run does
-                process.kill()
-                raise
-        return process.returncode
-    return subprocess.run(command, stdout=sys.stderr, env=environment).returncode
+    except (AttributeError, OSError):
+        return subprocess.STDOUT
+    return subprocess.STDOUT if progress.in_notebook() else sys.stderr

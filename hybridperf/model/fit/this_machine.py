@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from hybridperf.hardware import (
     this_node,
     this_system,
 )
+from hybridperf.io import progress
 from hybridperf.model import PerfModel
 from hybridperf.model.fit import own_gpu
 from hybridperf.model.fit.device import FitReport, fit
@@ -36,18 +36,15 @@ PASSES = {"quick": 2, "full": 3}  # over all cases; the two lowest times of a ca
 BUDGET_S: Mapping[str, float | None] = {"quick": None, "full": 1080.0}
 
 
-def to_stderr(line: str) -> None:
-    """Report progress where the measuring programs report theirs."""
-    print(f"hybridperf: {line}", file=sys.stderr, flush=True)
-
-
 @dataclasses.dataclass(frozen=True)
 class Calibration:
     """A fitted model of this machine and the rows it was fitted on."""
 
     model: PerfModel
-    report: FitReport
-    rows: pd.DataFrame
+    report: FitReport  # how it errs on rows that it has not seen
+    rows: pd.DataFrame  # measured ops, a row per case; see `calibration/README.md`
+    folder: Path  # where all of them are
+    notes: tuple[str, ...] = ()  # of a GPU: what was measured besides ops, and what is a default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +58,9 @@ class MachineRows:
     provenance: Mapping[str, Any]
     parts: own_gpu.Parts | None = None  # of a GPU: what was measured besides ops
 
-    def fit(self, say: Callable[[str], None] = to_stderr) -> Calibration:
+    def fit(self) -> Calibration:
         """Fit the rows; leaves model and report in the folder."""
-        say(f"fitting {self.device.name} to {len(self.rows)} rows")
+        progress.say(f"fitting {self.device.name} to {len(self.rows)} rows, up to a minute")
         about = {**self.provenance, **(self.parts.provenance() if self.parts else {})}
         model, report = fit(self.rows, self.device, drift=self.drift, provenance=about)
         if self.parts is not None:
@@ -75,9 +72,45 @@ class MachineRows:
             report.save(new)
             if self.parts is not None:
                 self.parts.save(new)
-        for note in self.parts.notes if self.parts else ():
-            say(note)
-        return Calibration(model, report, self.rows)
+        notes = self.parts.notes if self.parts else ()
+        return Calibration(model, report, self.rows, self.folder, notes)
+
+
+def calibrate(
+    folder: str | os.PathLike, setting: str = "quick", *, cores: str | None = None,
+    budget_s: float | None = None, only: Sequence[str] = (),
+    device: DeviceSpec | str | None = None, library: str | None = None, seed: int = 0,
+) -> Calibration:  # fmt: skip
+    """Measure this machine and fit a model of it, with a bar that shows how far it is.
+
+        calibration = hp.calibrate("my-machine")                 # two minutes; "full": twenty
+        calibration = hp.calibrate("my-gpu", device="cuda")      # its GPU in place of its CPU
+        print(hp.calibration_report(calibration))                # how far to trust it
+        hp.predict(calibration.model, hp.from_jax(step, state, batch))
+
+    Stopped, it goes on where it was when it is called again; a full one goes on where a quick one
+    ended. The folder is the model: `hp.load_model(folder)` loads it, here or elsewhere.
+
+    Args:
+        folder: where everything is written.
+        setting: `quick` (two to three minutes) or `full` (twenty).
+        cores: to measure on, such as "0" or "0-3"; default: one that this process may use.
+        budget_s: seconds of measuring ops, and at most as many of calls and memory; default: the
+            setting's.
+        only: names of families of ops; default: all.
+        device: what to measure, see `measure`; default: this CPU, or the accelerator that the
+            library works on by default.
+        library: whose ops are measured, `jax` or `torch`; default: see `measure`.
+        seed: of the sizes that are measured; rows of another one test a fit.
+
+    Raises:
+        InputError: an unknown setting, device or library, no such device, a folder that cannot be
+            made, or a program that stopped.
+    """
+    return measure(
+        folder, setting=setting, cores=cores, budget_s=budget_s, only=only, device=device,
+        library=library, seed=seed,
+    ).fit()  # fmt: skip
 
 
 def measure(
@@ -95,7 +128,8 @@ def measure(
         folder: where everything is written.
         setting: `quick` or `full`.
         cores: to pin to, as the measuring programs read them; default: one that is usable.
-        budget_s: seconds of measuring ops; default: that of the setting.
+        budget_s: seconds of measuring ops, and at most as many of calls and memory; default: that
+            of the setting in `BUDGET_S`, which leaves calls and memory all that they need.
         passes: over all cases; default: those of the setting in `PASSES`.
         only: names of families of ops; default: all.
         device: what to measure: `cpu`, `cuda`, `rocm` or `tpu`; or facts, or a name, of the device
@@ -114,10 +148,11 @@ def measure(
     kind, spec = _kind_and_facts(device)
     if library is not None:
         _refuse_library(library)
+    given_s, passes = budget_s, passes or PASSES[setting]
     if kind not in ("", "cpu"):
         library = str(own_gpu.seen(kind, library)["library"])
         budget_s = own_gpu.BUDGETS_S[setting]["ops"] if budget_s is None else budget_s
-    library, passes = library or "jax", passes or PASSES[setting]
+    library = library or "jax"
     budget_s = BUDGET_S[setting] if budget_s is None else budget_s
     folder, cores = Path(folder), cores or usable_core()
     try:
@@ -131,11 +166,14 @@ def measure(
     ops += ["--budget-s", str(budget_s)] if budget_s is not None else []
     ops += ["--only", ",".join(only)] if only else []
     ops += ["--seed", str(seed)] if seed else []
-    complete = run_program("hybridperf_calibration.measure", ops)
+    complete = run_program("hybridperf_calibration.measure", ops, "measuring ops")
     facts = io.read_json(folder / "ops.machine.json", "machine", 1)
     if facts["backend"] == "cpu":
         host = ["--part", "host", "--out", str(folder / "host.jsonl"), *options]
-        run_program("hybridperf_calibration.measure", host)
+        host += ["--budget-s", str(given_s)] if given_s is not None else []
+        complete &= run_program(
+            "hybridperf_calibration.measure", host, "measuring calls and memory"
+        )
     elif "accelerator" in facts:
         complete &= own_gpu.measure_parts(
             folder, facts["accelerator"], setting=setting, passes=passes
@@ -181,10 +219,11 @@ def read(
             table,
         )
     machine = {key: value for key, value in facts.items() if not key.startswith("schema")}
-    made = {"made_by": f"hybridperf {hybridperf.__version__} {made_by}", "machine": machine}
-    return MachineRows(
-        folder, device, io.read_tables(tables), drift, made | dict(about or {}), parts
-    )
+    made = {
+        "made_by": f"hybridperf {hybridperf.__version__} {made_by}", "machine": machine,
+        "library": library, "measured_completely": True, **(about or {}),
+    }  # fmt: skip
+    return MachineRows(folder, device, io.read_tables(tables), drift, made, parts)
 
 
 def calibrate_collectives(
@@ -234,7 +273,7 @@ def calibrate_collectives(
         "made_by": f"hybridperf {hybridperf.__version__} calibrate {said}", "machine": machine,
         "library": library, "measured_completely": complete,
     }  # fmt: skip
-    to_stderr(f"fitting collectives of this machine to {len(rows)} rows")
+    progress.say(f"fitting collectives of this machine to {len(rows)} rows")
     model, report = fit_collectives(rows, system, provenance=provenance)
     with io.replacing_in(folder) as new:
         model.save(new)
