@@ -38,7 +38,8 @@ from hybridperf.hardware import (
     names_people_use,
     this_node,
 )
-from hybridperf.model.fit.programs import run_program
+from hybridperf.model.adapted_steps import launch_s
+from hybridperf.model.fit.programs import AlreadyReported, run_program
 
 KINDS = ("cpu", "cuda", "rocm", "tpu")
 NAMES = {"torch": "PyTorch", "jax": "JAX"}
@@ -74,9 +75,9 @@ def seen(kind: str, library: str | None = None) -> dict[str, Any]:
         facts, why = _asked(name)
         if facts.get("kind") == kind:
             return facts
-        version = f" {facts['version']}" if facts else ""
-        other = f"sees {facts['kind']}: {facts['name']}" if facts.get("kind") != "cpu" else ""
-        found.append(f"{NAMES[name]}{version} {why or other or facts.get('why', '')}")
+        if facts:
+            why = facts.get("why", f"sees {facts['kind']}: {facts['name']}")
+        found.append(" ".join(filter(None, (NAMES[name], facts.get("version"), why))))
     those = " or ".join(NAMES[name] for name in asked)
     what = {"cuda": "an NVIDIA GPU", "rocm": "an AMD GPU", "tpu": "a TPU"}[kind]
     raise io.InputError(
@@ -100,32 +101,36 @@ def _asked(library: str) -> tuple[dict[str, Any], str]:
     command = [sys.executable, "-m", program, "--library", library]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        return (
-            {},
-            f"does not start: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}",
-        )
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return {}, f"does not start: {last}"
     return json.loads(done.stdout.strip().splitlines()[-1]), ""
 
 
 def measure_parts(folder: Path, facts: Mapping[str, Any], *, setting: str, passes: int) -> bool:
-    """Measure what a GPU is besides its ops into tables of the folder; whether all was measured."""
+    """Measure what a GPU is besides its ops into tables of the folder; whether all was measured.
+
+    A part that cannot be measured says why and leaves the others alone.
+    """
     library, kind, count = str(facts["library"]), str(facts["kind"]), int(facts["count"])
-    budgets, complete = BUDGETS_S[setting], True
-    common = ["--library", library, "--device", kind, "--passes", str(passes)]
-    # launches of JAX' programs are XLA's own; nobody could try measuring them
-    for part in (*(["launches"] if library == "torch" else []), "copies", "memory"):
-        own = ["--part", part, "--setting", setting, "--out", str(folder / f"{part}.jsonl")]
-        own += ["--budget-s", str(budgets[part])] if part in budgets else []
-        complete &= run_program(
-            "hybridperf_calibration.measure", [*common, *own], f"measuring {part}"
-        )
-    if count > 1:
-        own = ["--processes", str(count), "--setting", setting, "--out", str(folder)]
-        own += ["--budget-s", str(budgets["collectives"])]
-        complete &= run_program(
-            "hybridperf_calibration.measure_collectives", [*common[:4], *own],
-            "measuring collectives",
-        )  # fmt: skip
+    parts = ["copies", "memory", *(["collectives"] if count > 1 else [])]
+    if library == "torch":  # launches of JAX' programs are XLA's own; nobody could try them here
+        parts.insert(0, "launches")
+    complete = True
+    for part in parts:
+        options = ["--library", library, "--device", kind, "--setting", setting]
+        if (budget_s := BUDGETS_S[setting].get(part)) is not None:
+            options += ["--budget-s", str(budget_s)]
+        program, out = "measure", folder / f"{part}.jsonl"
+        own = ["--part", part, "--passes", str(passes)]
+        if part == "collectives":
+            program, out, own = "measure_collectives", folder, ["--processes", str(count)]
+        try:
+            complete &= run_program(
+                f"hybridperf_calibration.{program}", [*options, *own, "--out", str(out)],
+                f"measuring {part}",
+            )  # fmt: skip
+        except AlreadyReported:
+            complete = False
     return complete
 
 
@@ -177,9 +182,7 @@ def read_parts(folder: Path, device: DeviceSpec, facts: Mapping[str, Any]) -> Pa
     if host is None:
         notes.append("Launch overhead: default, not measured.")
     else:
-        unit_s = host.before_launch_s.shared, host.launch_call_s.shared
-        total_s = sum(one.median_s for one in unit_s if one is not None)
-        notes.append(f"Launch overhead: {total_s * 1e6:.1f} us measured.")
+        notes.append(f"Launch overhead: {launch_s(host) * 1e6:.1f} us measured.")
     memory = _table(folder, "memory")
     if memory.empty:
         notes.append("Memory: the datasheet's, what a context takes of it not measured.")
