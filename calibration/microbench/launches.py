@@ -35,8 +35,9 @@ _N = 16
 
 def launch_cases(device: str) -> list[Case]:
     """All of the module docstring, on `cuda` (also AMD's) or `cpu`."""
+    made = [*_steps(device)]
     with torch.device(device):
-        made = [*_steps(), *_ops(), *_calls(device)]
+        made += [*_ops(), *_calls(device)]
     return [
         Case(" ".join((one["op"], *one.get("name", "").split())), one, _nothing, divisor=times,
              timed=_timed(device, call, times, waits))
@@ -49,13 +50,13 @@ def launch_cases(device: str) -> list[Case]:
 _Made = tuple[Mapping[str, Any], Callable[[], Any], float, bool]
 
 
-def _steps() -> Iterator[_Made]:
-    for program in programs():
-        yield _step(program, True)
-        yield _step(program, False)
+def _steps(device: str) -> Iterator[_Made]:
+    for train in (True, False):
+        for program in programs():
+            yield _step(program, train, device)
 
 
-def _step(program: Program, train: bool) -> _Made:
+def _step(program: Program, train: bool, device: str) -> _Made:
     optimizer = program.optimizer(program.module.parameters(), lr=1e-6) if train else None
 
     def loss(x: torch.Tensor) -> torch.Tensor:
@@ -64,10 +65,12 @@ def _step(program: Program, train: bool) -> _Made:
     with torch.enable_grad():
         seen = from_torch(loss, program.x, optimizer=optimizer, train=train, name=program.name)
     launches = launches_of(seen)
+    program.module.to(device)  # only now: it is captured as any user's, on the host
+    x = program.x.to(device)
 
     def step() -> None:
         with torch.set_grad_enabled(train):
-            run_step(loss, (program.x,), optimizer, train)
+            run_step(loss, (x,), optimizer, train)
 
     name = f"{program.name} {'training' if train else 'inference'}"
     return {"op": "launch", "name": name, "launches": launches}, step, launches, True

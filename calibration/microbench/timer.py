@@ -195,7 +195,7 @@ def timing_of(
     """What a case that timed itself gives, of calls that take so long and run so many ops."""
     return Timing(
         time_s=statistics.median(calls_s) / ops, least_s=min(calls_s) / ops, call_s=call_s,
-        repeats=len(calls_s), settled=True, unreliable=unreliable, compile_s=0.0,
+        repeats=len(calls_s), alone=1.0, settled=True, unreliable=unreliable, compile_s=0.0,
         repeating_s=sum(calls_s), reuse_bytes=reuse_bytes, load=machine.load_1min(), preemptions=0,
         described=described,
     )  # fmt: skip

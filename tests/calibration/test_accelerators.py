@@ -18,7 +18,7 @@ from hybridperf.io import read_table
 from hybridperf.model.fit import own_gpu
 from hybridperf.ops.table import parse_ops
 from hybridperf_calibration.microbench import accelerator, copies, jax_queue
-from hybridperf_calibration.microbench.families import FAMILIES, Reach
+from hybridperf_calibration.microbench.families import FAMILIES, OpProgram, Reach, floats
 from hybridperf_calibration.microbench.timer import Budget, Case, time_case
 
 QUICK = Budget(cap_s=0.01)
@@ -27,7 +27,7 @@ QUICK = Budget(cap_s=0.01)
 def measure(out, part, *more):
     command = [
         sys.executable, "-m", "hybridperf_calibration.measure", "--part", part, "--out",
-        str(out / f"{part}.jsonl"), "--budget-s", "20", "--passes", "1", *more,
+        str(out / f"{part}.jsonl"), "--budget-s", "8", "--passes", "1", *more,
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -102,22 +102,17 @@ def test_a_row_of_jax_is_one_op_that_a_gpu_can_be_fitted_to(family, small) -> No
         assert not parse_ops(pd.DataFrame([row]), load_device("h100_sxm")).problem.any()
 
 
-def test_a_queue_divides_by_its_calls_and_copies(small) -> None:
-    """A product of matrices takes as long in a queue of copies as alone."""
-    jax = pytest.importorskip("jax")
-    case = max(
-        jax_queue.device_cases([one for one in FAMILIES if one.name == "gemm"], "quick")[::4],
-        key=lambda one: np.prod([float(word) for word in one.key.split() if word.isdecimal()]),
-    )
-    timing = time_case(case, Budget(cap_s=0.1), np.random.default_rng(0))
-    m, n, k = (int(timing.described[size]) for size in "mnk")
-    a, b = (jax.numpy.ones(shape, timing.described["dtype"].replace("tf32", "float32")
-                           .replace("bf16", "bfloat16")) for shape in ((m, k), (k, n)))  # fmt: skip
-    alone = time_case(
-        Case("alone", {}, lambda rng: (jax.numpy.matmul, [(a, b)])), Budget(cap_s=0.1),
-        np.random.default_rng(0),
-    )  # fmt: skip
-    assert timing.time_s == pytest.approx(alone.time_s, rel=0.7)
+def test_a_queue_divides_by_its_calls_and_copies(monkeypatch) -> None:
+    """A product takes as long among several of a program, and several programs, as alone."""
+    program = OpProgram("product", lambda a, b: a @ b, [floats(400, 400), floats(400, 400)])
+    queue = jax_queue._Queue(program, np.dtype(np.float32), False)
+    case = Case("product", {}, lambda rng: None, timed=queue.timed)
+    seconds = []
+    for copies_of_it, calls in ((1, 1), (8, 4)):
+        monkeypatch.setattr(jax_queue, "_COPIES", copies_of_it)
+        monkeypatch.setattr(jax_queue, "_CALLS", calls)
+        seconds.append(time_case(case, Budget(cap_s=0.3), np.random.default_rng(0)).least_s)
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.6)
 
 
 # `torch.cuda.get_device_properties` of the lent H200

@@ -26,9 +26,8 @@ GPU1\tNV12\t X \tSYS\tSYS\t0-23\t0
 GPU2\tSYS\tSYS\t X \tNV12\t24-47\t1
 GPU3\tSYS\tSYS\tNV12\t X \t24-47\t1
 """
-# the power-limited T4 and H20 and cards with parts switched off for export have other rates
-_LIMITED = {"h800_sxm": ("fp64",), "h20_sxm": None, "l20": None, "rtx_3090": ("tf32",)}
-_LIMITED |= {"rtx_4090": ("tf32",), "rtx_5090": ("tf32",)}
+# of cards for export, parts of which are switched off; None: all but plain cores
+_LIMITED = {"h800_sxm": ("fp64",), "h20_sxm": None, "l20": None}
 
 
 def by_architecture():

@@ -190,12 +190,12 @@ def test_an_unknown_gpu_s_folder_says_what_was_assumed(folder) -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--device", "cudda"], "unknown device 'cudda'; did you mean 'cuda'"),
-        (["--device", "cuda", "--library", "tensorflow"], "unknown library 'tensorflow'"),
         (
-            ["--device", "cuda"],
-            "expected an NVIDIA GPU that PyTorch or JAX sees",
+            ["--device", "cudda"],
+            r"unknown device 'cudda' \(did you mean 'cuda'\?\): give cpu, cuda",
         ),
+        (["--device", "cuda", "--library", "tensorflow"], "unknown library 'tensorflow'"),
+        (["--device", "cuda"], "expected an NVIDIA GPU that PyTorch or JAX sees"),
         (["--device", "tpu"], r"expected a TPU that JAX sees for --device tpu, found none \(JAX"),
         (["--device", "rocm", "--collectives"], "expected an AMD GPU"),
     ],
