@@ -10,7 +10,8 @@ on until the minimum, too, has settled (the last third of them did not lower it 
 the time is up.
 
 On one core of a CPU a call's seconds are the processor's (`machine.clock`): time slices of other
-programs do not count.
+programs do not count. Neither do calls beside which the core's other hardware thread was at work
+(`quiet.Sibling`, asked before and after each), as long as there are some without.
 
 Every call gets **fresh inputs**: a case brings several tuples of arguments and the calls rotate
 through them, so that data larger than the caches is read from memory, as it is in a training step.
@@ -31,11 +32,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from hybridperf_calibration.microbench import machine
+from hybridperf_calibration.microbench import machine, quiet
 from hybridperf_calibration.microbench.library import Jax, Library
 
 # large outputs take up to 5 calls until each finds the memory that an earlier one freed
@@ -45,6 +46,7 @@ SETTLED = 0.01  # the last third of the repeats lowered the minimum by less than
 RELIABLE_SHARE = 0.2
 # time_s stays above this share of the call, because the fits take its logarithm
 SMALLEST_SHARE = 0.01
+_PATIENCE = 4.0
 GROWTH = 1.5  # repeats between two looks at the minimum; 1.5 makes the new repeats the last third
 
 
@@ -91,6 +93,7 @@ class Timing:
     least_s: float
     call_s: float  # median, nothing taken off
     repeats: int
+    alone: float  # share of them without another hardware thread at work on the core
     settled: bool  # False: the time was up while the minimum still fell
     unreliable: bool  # less than RELIABLE_SHARE of the call was left after the subtraction
     compile_s: float
@@ -161,7 +164,8 @@ def time_case(
     rotation = Rotation(compiled.call, argument_tuples, case.carried, case.library)
     warm_up(rotation, budget.cap_s)
     preemptions_before = machine.preemptions()
-    calls_s = repeat_until_settled(rotation, budget)
+    beside = quiet.sibling().busy if case.library.on_cpu() and one_core() else nobody
+    every_s, calls_s = repeat_until_settled(rotation, budget, beside)
     call_s = statistics.median(calls_s)
 
     def per_op_s(whole_call_s: float) -> float:
@@ -171,11 +175,12 @@ def time_case(
         time_s=per_op_s(call_s),
         least_s=per_op_s(min(calls_s)),
         call_s=call_s,
-        repeats=len(calls_s),
+        repeats=len(every_s),
+        alone=len(calls_s) / len(every_s) if beside is not nobody else 1.0,
         settled=is_settled(calls_s),
         unreliable=call_s - subtract_s < RELIABLE_SHARE * call_s,
         compile_s=compiled.compile_s,
-        repeating_s=sum(calls_s),
+        repeating_s=sum(every_s),
         reuse_bytes=total_bytes,
         load=machine.load_1min(),
         preemptions=machine.preemptions() - preemptions_before,
@@ -200,6 +205,13 @@ def dispatch_case(n_arguments: int, n_outputs: int = 1) -> Case:
     counts = {"n_arguments": n_arguments, "n_outputs": n_outputs}
     columns = {"op": "dispatch", "dtype": "float32", **counts}
     return Case(f"dispatch {n_arguments} {n_outputs}", columns, make)
+
+
+class Timed(Protocol):
+    """Something that is called again and again."""
+
+    def call_s(self) -> float:
+        """Seconds of the next call."""
 
 
 class Rotation:
@@ -243,20 +255,41 @@ def warm_up(rotation: Rotation, cap_s: float) -> None:
             break
 
 
-def repeat_until_settled(rotation: Rotation, budget: Budget) -> list[float]:
-    """Seconds of each call, rotating through the arguments."""
-    calls_s: list[float] = []
-    look_at = budget.min_repeats
-    start_s = time.perf_counter()
+def nobody() -> bool:
+    """Whether another hardware thread is at work, where that is not asked."""
+    return False
+
+
+def one_core() -> bool:
+    """Whether this process is on a core of its own, whose other thread can be told."""
+    return machine.cores_available() == 1
+
+
+def repeat_until_settled(
+    timed: Timed, budget: Budget, beside: Callable[[], bool] = nobody
+) -> tuple[list[float], list[float]]:
+    """(seconds of each call, of those that count).
+
+    `beside`: whether something is at work on the core right now. Calls with that before or after
+    them do not count, unless after `_PATIENCE` times the budget hardly any did without.
+    """
+    every_s: list[float] = []
+    alone_s: list[float] = []
+    look_at, enough = budget.min_repeats, budget.floor_repeats
+    start_s, busy = time.perf_counter(), beside()
     while True:
-        calls_s.append(rotation.call_s())
+        every_s.append(timed.call_s())
+        before, busy = busy, beside()
+        if not (before or busy):
+            alone_s.append(every_s[-1])
         elapsed_s = time.perf_counter() - start_s
-        if elapsed_s > budget.cap_s and len(calls_s) >= budget.floor_repeats:
-            return calls_s
-        if len(calls_s) >= look_at:
-            settled = elapsed_s >= budget.min_s and is_settled(calls_s)
-            if settled or len(calls_s) >= budget.max_repeats:
-                return calls_s
+        out_of_patience = elapsed_s > _PATIENCE * budget.cap_s and len(every_s) >= enough
+        if out_of_patience or (elapsed_s > budget.cap_s and len(alone_s) >= enough):
+            return every_s, alone_s if len(alone_s) >= enough else every_s
+        if len(alone_s) >= look_at:
+            settled = elapsed_s >= budget.min_s and is_settled(alone_s)
+            if settled or len(alone_s) >= budget.max_repeats:
+                return every_s, alone_s
             look_at = math.ceil(look_at * GROWTH)
 
 

@@ -31,7 +31,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from hybridperf.io import InputError, plain, write_json
 from hybridperf.io.progress import Progress, Show, told
-from hybridperf_calibration.microbench import machine
+from hybridperf_calibration.microbench import machine, quiet, timer
 from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.training_steps import (
     STRICT,
@@ -140,9 +140,9 @@ class RunningStep:
         """One round of timed calls; returns its median in seconds."""
         preemptions_before = machine.preemptions()
         start_s, cpu_before_s = time.perf_counter(), time.process_time()
-        calls_s: list[float] = []
-        while len(calls_s) < repeats or time.perf_counter() - start_s < min_seconds:
-            calls_s.append(self._call())
+        beside = quiet.sibling().busy if timer.one_core() else timer.nobody
+        budget = timer.Budget(min_seconds, min_seconds, repeats, repeats)
+        _, calls_s = timer.repeat_until_settled(self._running, budget, beside)
         self._cpu_s += time.process_time() - cpu_before_s
         self._wall_s += time.perf_counter() - start_s
         self._preemptions += machine.preemptions() - preemptions_before

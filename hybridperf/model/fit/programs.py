@@ -6,15 +6,18 @@ starts, and because what is measured must not share a process with what predicts
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from hybridperf.io import InputError, progress
 from hybridperf.io.process import keeping
 
+_LOOP, _LOOKED_S = range(200), 0.2
 _BUDGET_RAN_OUT = 4  # exit statuses of the measuring programs
 _ERROR_PRINTED = 2
 
@@ -23,9 +26,30 @@ class AlreadyReported(InputError):
     """An error whose sentence the program that met it has printed itself."""
 
 
+@functools.cache
 def usable_core() -> str:
-    """A core this process may run on, as text for the measuring programs."""
-    return str(min(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else "0"
+    """The core among those this process may run on that is least busy with others' work now, as
+    text for the measuring programs.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return "0"
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) == 1:
+        return str(cores[0])
+    try:
+        return str(max(cores, key=_loops))
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _loops(core: int) -> int:
+    """Loops that this thread gets done on a core within `_LOOKED_S`."""
+    os.sched_setaffinity(0, {core})
+    done, end_s = 0, time.perf_counter() + _LOOKED_S
+    while time.perf_counter() < end_s:
+        sum(_LOOP)
+        done += 1
+    return done
 
 
 def default_backend() -> str:
