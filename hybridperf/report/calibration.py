@@ -20,7 +20,7 @@ FEW_ROWS = 10  # of a family: its error is then known from a handful of cases
 WIDE = 2.0  # factor either way of a 90 % interval
 NOISY = 0.1  # between two measurements of one case
 DRIFTED = 0.1  # of the machine's speed, while it was measured
-SLOW, SLOW_SHARE = 0.25, 0.1  # slower than at its good times; of the rows measured then
+SLOW, SLOW_SHARE = 0.25, 0.1  # slower than at its good times; of the rows, or calls, that were
 BUSY_SHARE = 0.5  # of the cores that are not measured
 _NAMED = 6  # families in a sentence
 FILES = {
@@ -127,6 +127,12 @@ def _of_the_machine(calibration: Calibration) -> list[str]:
             f"Busy machine: {whole_percent(slow)} of the rows were measured while it was slower"
             f" than at its good times by {whole_percent(SLOW)} or more; a calm hour gives better"
             " ones."
+        )
+    beside = 1 - rows["alone"].mean() if "alone" in rows else 0.0
+    if beside > SLOW_SHARE:
+        said.append(
+            f"Neighbours: beside {whole_percent(beside)} of the calls, which do not count, others"
+            " used the core's second hardware thread."
         )
     load, measured = rows["load"].median(), rows["cores"].median()
     idle = max((os.cpu_count() or 1) - measured, 1)

@@ -89,6 +89,7 @@ def unfinished(calibration: Calibration) -> Calibration:
         (lambda c: changed_rows(c, noise=0.2), r"two measurements of one case differ by 20\.0 %"),
         (lambda c: changed_model(c, drift=(-0.1, 0.0, 0.2)), r"speed changed by 35 % while"),
         (lambda c: changed_rows(c, slowness=0.3), r"100 % of the rows were measured while"),
+        (lambda c: changed_rows(c, alone=0.7), r"beside 30 % of the calls, which do not count"),
         (lambda c: changed_rows(c, load=1e4), r"a load of 10000\.0"),
         (lambda c: dataclasses.replace(c, report=dataclasses.replace(c.report, kept=("sort",))),
          r"Kept at the datasheet roofline times a constant, which is nearer: sort"),
