@@ -74,7 +74,7 @@ def this_gpu(facts: Mapping[str, Any]) -> DeviceSpec:
             " tell; describe it in a .toml file and give that as --device"
         )
     optional = ("l2_bytes", "shared_memory_bytes_per_multiprocessor")
-    given = {field: float(facts[field]) for field in optional if facts.get(field)}
+    given: dict[str, Any] = {field: float(facts[field]) for field in optional if facts.get(field)}
     return DeviceSpec(
         id=plain_name(name), name=name, vendor=_VENDORS[str(facts["vendor"])], arch=entry["arch"],
         kind="gpu", peak_flops_per_s=peaks, memory_bytes_per_s=bandwidth,

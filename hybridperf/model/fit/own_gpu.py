@@ -207,8 +207,8 @@ def _table(folder: Path, part: str) -> pd.DataFrame:
 def copy_bytes_per_s(folder: Path) -> float | None:
     """What a copy inside a device's memory moved; None where nobody measured it."""
     memory = _table(folder, "memory")
-    found = memory["value"][memory["what"] == "copy"] if len(memory) else ()
-    return float(found.iloc[0]) if len(found) else None
+    found = dict(zip(memory["what"], memory["value"], strict=True)) if len(memory) else {}
+    return found.get("copy")
 
 
 def _with_memory(device: DeviceSpec, found: Mapping[str, float]) -> tuple[DeviceSpec, str]:
