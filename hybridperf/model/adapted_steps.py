@@ -236,7 +236,8 @@ class Adaptation:
         why = "no measured steps" + (f" of {group}" if self.groups else "")
         if few:
             why = f"measured steps of {group} too few to fit ({few})"
-        return f"{why}: believed efficiencies alone"
+        left = "alone" if self.host is None else "and the launches of its host"
+        return f"{why}: believed efficiencies {left}"
 
     def save(self, path: str | Path) -> None:
         """Write everything into one JSON file."""

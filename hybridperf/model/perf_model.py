@@ -96,12 +96,15 @@ class PerfModel:
 
     def adapted(self, framework: str = "") -> Adapted:
         """What is known of a framework's step effects on this device with its host."""
-        known = self.steps or Adaptation({}, host=self.host)
-        return known.of(Group.of(framework, self.device.arch))[0]
+        return self._known_steps.of(Group.of(framework, self.device.arch))[0]
 
     def steps_note(self, framework: str) -> str:
         """Whose measured steps a framework's effects come from; "" where from its own."""
-        return (self.steps or Adaptation({})).note_of(Group.of(framework, self.device.arch))
+        return self._known_steps.note_of(Group.of(framework, self.device.arch))
+
+    @property
+    def _known_steps(self) -> Adaptation:
+        return self.steps or Adaptation({}, host=self.host)
 
     @property
     def measured(self) -> PerfModel:

@@ -115,7 +115,8 @@ def test_every_part_reaches_the_model(whole) -> None:
     assert effects.launch_s == pytest.approx(launch_s(model.host), rel=1e-6)
     assert effects.launch_s < 0.7 * LAUNCH_S
     assert not any("default" in note for note in made.notes)
-    assert made.model.provenance["copies"][0]["rows"] == 9
+    link = made.model.provenance["copies"]["to_device pinned"]
+    assert link["latency_s"] == pytest.approx(LATENCY_S, rel=0.1)
 
 
 def test_launches_of_steps_left_out_are_as_those_of_others() -> None:

@@ -157,7 +157,13 @@ class Parts:
 
     def provenance(self) -> dict[str, Any]:
         """Plain numbers for the model's file."""
-        return {"copies": io.plain(self.copies), "notes": list(self.notes)}
+        each = self.copies.itertuples()
+        copies = {
+            f"{row.direction} {row.memory}": {
+                "latency_s": row.latency_s, "bytes_per_s": row.bytes_per_s
+            } for row in each
+        }  # fmt: skip
+        return {"copies": copies, "besides ops": " ".join(self.notes)}
 
 
 def read_parts(folder: Path, device: DeviceSpec, facts: Mapping[str, Any]) -> Parts:
