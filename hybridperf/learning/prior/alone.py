@@ -9,9 +9,9 @@ form as it is, so rows never make it worse there.
 
 With what other CPUs showed (`prior_of`), f is what networks and a process say that learned from
 their rows, and p is what the own rows say besides: a few are enough. Where no CPU showed anything
-trained on the own rows alone (`learn_alone`), from 16 of them on, and s and q are together at most
-one. Small data (to some hundred rows) decides the recipe: two layers of 16, a group lasso so that
-useless inputs go silent, noise on the inputs.
+of the group, f are networks trained on the own rows alone (`learn_alone`), from 16 of them on, and
+s and q are together at most one. Small data (to some hundred rows) decides the recipe: two layers
+of 16, a group lasso so that useless inputs go silent, noise on the inputs.
 
 Axes: N rows, K folds.
 """
