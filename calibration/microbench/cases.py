@@ -36,7 +36,8 @@ _RESULT_BYTES = 24e6
 _SPREADS = (0.0, 16e6, 96e6, 250e6)
 _LARGEST_SPREAD_BYTES = 2e9
 _COLD_TABLE_BYTES = 5e7
-_SHARED_BYTES = 2.4e8  # of the tables of one call together
+_SHARED_BYTES = 6e8  # of the tables of one call together
+_TABLES = (2, 10, 5)  # that a call looks up, in turn: a model has several
 _MOST_ARRAYS = 256  # of all sets together: placing each costs 0.1 to 0.2 ms
 _NUMBERS = 2**20  # distinct random numbers
 _INDEX_SETS = 400  # batches of indices that rotate over one table, at most
@@ -125,15 +126,19 @@ def _family_cases(
         # in a step, rows of a table larger than the caches come back after many batches
         cold = program.shared_bytes() > _COLD_TABLE_BYTES
         spread = _SPREADS[-1 if cold else at % len(_SPREADS)]
-        key = f"{program.name} spread {spread:g}"
+        key, tables = f"{program.name} spread {spread:g}", 0
+        if program.shared and spread:
+            tables = _TABLES[at // len(_SPREADS) % len(_TABLES)]
+            key += f" of {tables}"
         if key not in found:
-            found[key] = _case(program, key, spread, overhead)
+            found[key] = _case(program, key, spread, overhead, tables)
     return list(found.values())
 
 
 def _case(
-    program: OpProgram, key: str, spread_bytes: float, overhead: Callable[[float], float]
-) -> Case:
+    program: OpProgram, key: str, spread_bytes: float, overhead: Callable[[float], float],
+    tables: int = 0,
+) -> Case:  # fmt: skip
     composite = program.columns is not None
     own_bytes = sum(program.own_bytes())
     result_bytes = max(program.result_bytes or 0.0, *program.own_bytes())
@@ -143,9 +148,9 @@ def _case(
         _SHARED_BYTES / (program.shared_bytes() + 1),
     ]
     copies = 1 if program.alone else int(min(max(min(most), 1), _MOST_COPIES))
-    if program.shared and spread_bytes:
-        # few tables, many batches of indices: rows are out of the caches when they come again
-        copies = min(copies, 2)
+    if tables:
+        # many batches of indices for each: rows are out of the caches when they come again
+        copies = max(min(tables, int(_SHARED_BYTES / (program.shared_bytes() + 1))), 1)
     call_bytes = copies * own_bytes
     if program.shared:
         # as many batches as touch so much of the table before the first comes again

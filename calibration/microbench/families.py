@@ -165,7 +165,8 @@ def _stored(layout: str, m: int, n: int, k: int) -> tuple[tuple[int, int], tuple
 
 def _batched_gemm(u: np.ndarray) -> OpProgram:
     batch = size(u[0], 8, 2048, 0.9)
-    m, n, k = size(u[1], 8, 256, u[4]), size(u[2], 8, 256, u[5]), size(u[3], 8, 256, u[6])
+    # from the few features that a recommendation model's interaction multiplies
+    m, n, k = size(u[1], 4, 256, u[4]), size(u[2], 4, 256, u[5]), size(u[3], 4, 256, u[6])
     while 2.0 * batch * m * n * k > 5e8:
         batch = batch // 2
     layout = _layout(u[7])

@@ -15,6 +15,7 @@ arrays, so the scatter happens in place.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -61,9 +62,17 @@ class DlrmConfig:
         return self.embedding_dim + (self.tables + 1) * self.tables // 2
 
 
+_MOST_BATCHES = 128
+
+
 def build(config: DlrmConfig, seed: int = 0, batches: int = 1) -> TrainingStep:
-    """The step, its parameters and tables, and batches of (dense features, row indices, labels)."""
+    """The step, its parameters and tables, and batches of (dense features, row indices, labels): as
+    many as look about all rows up before the first comes again, as training does.
+    """
     rng = np.random.default_rng(seed)
+    if batches > 1:
+        whole = math.ceil(2 * config.rows_per_table / (config.batch * config.pooling))
+        batches = min(max(batches, whole), _MOST_BATCHES)
     dense = {
         "bottom": _mlp_parameters(rng, (config.dense_features, *config.bottom_mlp), config.dtype),
         "top": _mlp_parameters(rng, (config.interaction_width, *config.top_mlp), config.dtype),

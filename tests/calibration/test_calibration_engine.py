@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybridperf_calibration.microbench import engine, machine, store
+from hybridperf_calibration.microbench import engine, machine, quiet, store
 from hybridperf_calibration.microbench.quiet import Yardstick
 from hybridperf_calibration.microbench.store import RowStore, StoreError
 from hybridperf_calibration.microbench.timer import (
@@ -109,8 +109,9 @@ def test_subtracting_almost_all_is_marked() -> None:
 def test_calls_rotate_through_the_inputs() -> None:
     seen = []
     rotation = Rotation(seen.append, [(1,), (2,), (3,)], carried=())
-    calls_s = repeat_until_settled(rotation, Budget(min_s=0.0, max_repeats=12))
+    every_s, calls_s = repeat_until_settled(rotation, Budget(min_s=0.0, max_repeats=12))
     assert seen[:7] == [1, 2, 3, 1, 2, 3, 1]
+    assert every_s == calls_s
     assert len(calls_s) == len(seen)
 
 
@@ -130,10 +131,54 @@ def test_carried_arguments_are_updated_in_place() -> None:
 
 
 def test_slow_calls_end_at_the_cap() -> None:
-    calls_s = repeat_until_settled(
+    calls_s, _ = repeat_until_settled(
         Rotation(lambda: time.sleep(0.02), [()], carried=()), Budget(cap_s=0.01)
     )
     assert len(calls_s) == Budget.floor_repeats
+
+
+class Counted:
+    """The number of a call as its seconds."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def call_s(self) -> float:
+        self.calls += 1
+        return float(self.calls)
+
+
+def test_calls_beside_another_thread_do_not_count() -> None:
+    """Busy before the 3rd call and after the 6th: 2 (busy after it), 3, 6 and 7 are left out."""
+    asked = iter([False, False, True, False, False, False, True, *[False] * 1000])
+    budget = Budget(cap_s=5.0, min_s=0.0, min_repeats=8, max_repeats=8)
+    every_s, calls_s = repeat_until_settled(Counted(), budget, lambda: next(asked))
+    assert every_s == list(range(1, len(every_s) + 1))
+    assert calls_s == [one for one in every_s if one not in (2, 3, 6, 7)]
+
+
+def test_a_core_that_is_never_alone_counts_all_calls() -> None:
+    class Slow(Counted):
+        def call_s(self) -> float:
+            time.sleep(0.002)
+            return super().call_s()
+
+    every_s, calls_s = repeat_until_settled(Slow(), Budget(cap_s=0.01, min_s=0.0), lambda: True)
+    assert every_s == calls_s
+    assert len(calls_s) >= 10  # four times the cap was waited for a quiet one
+
+
+def test_a_sibling_is_seen_by_sums_that_take_longer(monkeypatch) -> None:
+    took_s = 1e-6
+    monkeypatch.setattr(quiet, "_sums_s", lambda: took_s)
+    beside = quiet.Sibling()
+    assert not beside.busy()
+    took_s = 1.2e-6  # the clock's own ups and downs
+    assert not beside.busy()
+    took_s = 1.5e-6
+    assert beside.busy()
+    # for good: after a while that is how fast the core is
+    assert not all(beside.busy() for _ in range(50_000))
 
 
 @pytest.mark.parametrize("n_arguments", [1, 16])

@@ -32,8 +32,15 @@ from hybridperf.learning.inputs import (
     inputs_of,
 )
 from hybridperf.learning.prior import Adapted, alone
-from hybridperf.learning.prior.alone import LEAST_ROWS, best_shares, learn_alone, log_correction
-from hybridperf.learning.prior.family import unbounded
+from hybridperf.learning.prior.alone import (
+    LEAST_ROWS,
+    best_shares,
+    learn_after,
+    learn_alone,
+    log_correction,
+    prior_of,
+)
+from hybridperf.learning.prior.family import FamilyPrior, unbounded
 from hybridperf.learning.training import TrainingRecipe, train
 from hybridperf.model import PerfModel, load_model, neutral_knobs
 from hybridperf.model.fit.device import FitReport, fit
@@ -451,6 +458,55 @@ def test_held_out_corrections_have_not_seen_their_fold(monkeypatch: pytest.Monke
     inputs = Inputs(("log_a", "log_b"), x)
     honest, spoilt = (
         learn_alone(inputs, each, np.tile(each, (5, 1)), fold)[1] for each in (target, wrong)
+    )
+    np.testing.assert_array_equal(honest[fold == 2], spoilt[fold == 2])
+    assert all(np.abs(honest - spoilt)[fold == k].max() > 0.01 for k in (0, 1, 3, 4))
+
+
+def rippled(rows: int, seed: int, ripple: float = 0.3) -> tuple[Inputs, np.ndarray]:
+    random = np.random.default_rng(seed)
+    x = random.uniform(4, 12, (rows, 3))
+    target = ripple * np.sin(x[:, 0]) + 0.02 * random.normal(size=rows)
+    return Inputs(("log_a", "log_b", "log_c"), x), target
+
+
+@pytest.fixture(scope="module")
+def shown() -> FamilyPrior:
+    """What two machines showed whose times ripple alike."""
+    return prior_of([rippled(300, seed=1), rippled(300, seed=2)])
+
+
+def after(prior: FamilyPrior, rows: int, ripple: float = 0.3) -> tuple[float, float]:
+    """Mean errors on unseen ops of a machine with so many rows: after the prior, and without."""
+    inputs, target = rippled(rows, 3, ripple)
+    fold = np.arange(rows) % 5
+    found, held_out = learn_after(prior, inputs, target, np.tile(target, (5, 1)), fold)
+    assert np.isfinite(held_out).all()
+    unseen, wanted = rippled(400, 4, ripple)
+    error = np.abs(wanted - log_correction(found, unseen)).mean()
+    return float(error), float(np.abs(wanted).mean())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 12, 150])
+def test_what_other_machines_showed_serves_one_with_few_rows(shown: FamilyPrior, rows: int) -> None:
+    error, closed_form = after(shown, rows)
+    assert error < 0.4 * closed_form
+
+
+def test_rows_that_contradict_other_machines_are_believed(shown: FamilyPrior) -> None:
+    error, closed_form = after(shown, 150, ripple=-0.3)
+    assert error < 0.6 * closed_form
+
+
+def test_corrections_after_a_prior_have_not_seen_their_fold(
+    shown: FamilyPrior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alone, "_better", lambda _: (1.0, 1.0))
+    inputs, target = rippled(60, seed=5)
+    fold = np.arange(60) % 5
+    wrong = np.where(fold == 2, target + 0.5, target)
+    honest, spoilt = (
+        learn_after(shown, inputs, each, np.tile(each, (5, 1)), fold)[1] for each in (target, wrong)
     )
     np.testing.assert_array_equal(honest[fold == 2], spoilt[fold == 2])
     assert all(np.abs(honest - spoilt)[fold == k].max() > 0.01 for k in (0, 1, 3, 4))

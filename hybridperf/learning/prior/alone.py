@@ -7,11 +7,11 @@ rows. Both see the inputs clipped to the box of what they learned from, and fade
 shares s and q are how much of either word held-out rows advise to take: none of both is the closed
 form as it is, so rows never make it worse there.
 
-With what other CPUs showed (`prior_of`), f are networks that learned from their rows, and p is what
-the own rows say besides: a few rows are enough. Where no CPU showed anything of the group, f are
-trained on the own rows alone (`learn_alone`), from 16 of them on, and s and q are together at most
-one. Small data (to some hundred rows) decides the recipe: two layers of 16, a group lasso so that
-useless inputs go silent, noise on the inputs.
+With what other CPUs showed (`prior_of`), f is what networks and a process say that learned from
+their rows, and p is what the own rows say besides: a few are enough. Where no CPU showed anything
+of the group, f are networks trained on the own rows alone (`learn_alone`), from 16 of them on, and
+s and q are together at most one. Small data (to some hundred rows) decides the recipe: two layers
+of 16, a group lasso so that useless inputs go silent, noise on the inputs.
 
 Axes: N rows, K folds.
 """
@@ -46,6 +46,7 @@ _PROCESS_ROWS = 1000  # of a group: the process costs their cube
 _HYPER_ROWS, _HYPER_STEPS = 300, 60
 _WORTH_IT = 0.05
 _FOLDS = 5
+_LEAST_CHOOSING = 8
 # shares of networks and process after a prior: what is taken unless rows held out say otherwise
 _AFTER = ((1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (0.0, 0.0))
 _OWN_HYPER_ROWS = 120  # from so many on the rows say themselves how smooth they are
@@ -140,43 +141,36 @@ def learn_alone(
 
 
 def prior_of(machines: Sequence[tuple[Inputs, np.ndarray]]) -> FamilyPrior:
-    """What known machines say of a group of ops on one that nobody measured yet.
-
-    Networks of all their rows; a process that knows how far these err on rows that they did not
-    see: of machines left out, or where there is one alone, of a fold of its rows.
+    """What known machines say of a group of ops on one that nobody measured yet: networks and a
+    process of all their rows, and how far these err on rows that they did not see: of machines left
+    out, or where there is one alone, of a fold of its rows.
 
     Args:
         machines: of each the inputs of its rows, and log(measured / closed form) [N].
     """
-    inputs = concatenate([of for of, _ in machines])
-    machine = np.repeat(np.arange(len(machines)), [len(target) for _, target in machines])
-    blank, rows = _nothing_learned(inputs, np.concatenate([target for _, target in machines]))
-    several = len(machines) > 1
-    part = machine if several else np.random.default_rng(0).permutation(len(rows)) % _FOLDS
-    parts = np.unique(part)
-    members = [*(_FOLD_MEMBERS for _ in parts), _FINAL_MEMBERS]
-    sees = np.concatenate([~np.eye(len(parts), dtype=bool), np.ones((1, len(parts)), bool)])
-    data = [(_padded(rows.x[part == k]), bounded(rows.r[part == k])) for k in parts]
-    params = train(data, np.repeat(sees, members, 0), _RECIPE, seed=0)
-
-    def knowing(which: slice) -> FamilyPrior:
-        return dataclasses.replace(blank.prior, params=jax.tree.map(lambda x: x[which], params))
-
-    given, unseen = GivenRows(inputs), np.zeros(len(rows))
-    on = blank.knobs.closed(given)
-    for at, k in enumerate(parts):
-        first = at * _FOLD_MEMBERS
-        unseen[part == k] = knowing(slice(first, first + _FOLD_MEMBERS)).trunk(given, on)[1][
-            part == k
-        ]
-    examples = [Examples(rows.x[mine], unseen[mine], rows.r[mine]) for mine in
-                (machine == one for one in np.unique(machine))]  # fmt: skip
-    start = gaussian_process.start_hyper(rows.x.shape[1])
-    hyper = gaussian_process.fit_hyper(start, [_some(one) for one in examples], _HYPER_STEPS)
-    hyper = dataclasses.replace(hyper, belief=np.clip(hyper.belief, 0.0, 1.0))
-    width = np.quantile(np.abs(bounded(rows.r) - bounded(hyper.belief * unseen)), NOMINAL)
-    known = knowing(slice(len(parts) * _FOLD_MEMBERS, None))
-    return dataclasses.replace(known, hyper=hyper, quantile=1.0, log_width=float(width))
+    inputs, target = (
+        concatenate([of for of, _ in machines]),
+        np.concatenate([r for _, r in machines]),
+    )
+    machine = np.repeat(np.arange(len(machines)), [len(of) for _, of in machines])
+    fold = machine
+    if len(machines) == 1:
+        fold = np.random.default_rng(0).permutation(len(target)) % _FOLDS
+    told, unseen = learn_alone(inputs, target, np.tile(target, (int(fold.max()) + 1, 1)), fold)
+    x = told.prior.standard.inputs(GivenRows(inputs), told.knobs.closed(GivenRows(inputs)))
+    each = [
+        _some(Examples(x[mine], unseen[mine], unbounded(target[mine])))
+        for mine in (machine == one for one in np.unique(machine))
+    ]
+    start = gaussian_process.start_hyper(x.shape[1])
+    start = dataclasses.replace(start, belief=np.array(1.0))
+    hyper = gaussian_process.fit_hyper(start, each, _HYPER_STEPS)
+    width = float(np.quantile(np.abs(target - unseen), NOMINAL))
+    return dataclasses.replace(
+        told.prior, params=told.params, process=told.process and told.process.unsure(),
+        network_share=told.trunk_share, process_share=told.process_share,
+        hyper=dataclasses.replace(hyper, belief=np.array(1.0)), quantile=1.0, log_width=width,
+    )  # fmt: skip
 
 
 def learn_after(
@@ -191,7 +185,7 @@ def learn_after(
     def learned(shares: tuple[float, float], log_error: np.ndarray, keep: np.ndarray) -> Adapted:
         share, process_share = shares
         found = dataclasses.replace(blank, trunk_share=share, process_share=process_share)
-        if not process_share:
+        if not process_share or not keep.any():
             return found
         examples = Examples(x[keep], share * f[keep], unbounded(log_error[keep], prior.bound))
         hyper = prior.hyper
@@ -218,9 +212,12 @@ def learn_after(
 
 def _better(errors: Mapping[tuple[float, float], np.ndarray]) -> tuple[float, float]:
     """The shares whose errors are smallest; the first, unless the gain over it is above the
-    standard error of its mean.
+    standard error of its mean, and of rows enough.
     """
-    first, best = next(iter(errors)), min(errors, key=lambda one: float(np.abs(errors[one]).mean()))
+    first = next(iter(errors))
+    if len(errors[first]) < _LEAST_CHOOSING:
+        return first
+    best = min(errors, key=lambda one: float(np.abs(errors[one]).mean()))
     gain = np.abs(errors[first]) - np.abs(errors[best])
     return best if gain.mean() > gain.std() / np.sqrt(len(gain)) else first
 

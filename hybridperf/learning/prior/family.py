@@ -21,7 +21,7 @@ from hybridperf.io.arrays import flat, nested
 from hybridperf.io.namespace import array_module, put
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.ensemble import BOUND, evaluate
-from hybridperf.learning.gaussian_process import Examples, HyperParameters
+from hybridperf.learning.gaussian_process import Examples, GaussianProcess, HyperParameters
 from hybridperf.learning.inputs import Box, Inputs
 from hybridperf.learning.prior import knobs as knob_fits
 from hybridperf.learning.prior.form import NO_FACTS, ClosedFormValues, Machine
@@ -67,6 +67,10 @@ class FamilyPrior:
     # what |log correction| stays below, of a network and of the whole
     network_bound: float = BOUND
     bound: float = BOUND
+    # what the rows of the prior's devices say, where they are kept, and shares of both words
+    process: GaussianProcess | None = None
+    network_share: float = 1.0
+    process_share: float = 1.0
 
     def half_widths(self, implementation: np.ndarray) -> np.ndarray:
         """Log half-widths [N] of rows of implementations [N] on a device without rows."""
@@ -96,14 +100,19 @@ class FamilyPrior:
         """(inputs [N, d], faded output before the bound [N], faded deviation of members [N])."""
         parts, shared = self.standard.parts(rows, on), params is None
         x = array_module(*parts).concatenate(parts, 1)
-        if (params := self.params if shared else params) is None:
-            silence = array_module(x).zeros(len(x))
-            return x, silence, silence
-        output, apart = evaluate(params, parts, self.network_bound)
+        output = apart = array_module(x).zeros(len(x))
+        if (params := self.params if shared else params) is not None:
+            output, apart = evaluate(params, parts, self.network_bound)
+        elif not shared or self.process is None:
+            return x, output, apart
+        output = unbounded(output, self.bound)
+        if shared and self.process is not None:
+            added = self.process.predict(x, 0 * output)[0]
+            output = self.network_share * output + self.process_share * added
         fade = self.sizes.fade(rows.inputs)
         if shared:  # what others' kernels show says nothing of those that a law serves
             fade = fade * ~self.population.unmet(rows.implementation)
-        return x, fade * unbounded(output, self.bound), fade * apart
+        return x, fade * output, fade * apart
 
     def in_place_of_sources(self, rows: PriorRows) -> PriorRows:
         """Rows whose flags name the framework whose kernels they may run (`Population.taking`)."""
@@ -131,6 +140,7 @@ class FamilyPrior:
             "standard": {"centre": how.centre, "scale": how.scale}
             | ({} if ends is None else {"low": ends.low, "high": ends.high}),
             "hyper": vars(self.hyper), "sizes": {"low": self.sizes.low, "high": self.sizes.high},
+            "process": self.process.tree() if self.process is not None else {},
         }  # fmt: skip
         return {name: np.asarray(leaf) for name, leaf in flat(tree).items()}
 
@@ -147,6 +157,7 @@ class FamilyPrior:
             "kin_quantile": self.reference_quantile, "kin_log_width": self.reference_log_width,
             "log_widths": dict(self.log_widths), "clip": self.standard.clip,
             "network_bound": self.network_bound,
+            "network_share": self.network_share, "process_share": self.process_share,
             "bound": self.bound if np.isfinite(self.bound) else None,
         }  # fmt: skip
 
@@ -169,13 +180,15 @@ class FamilyPrior:
             float(said["quantile"]), float(said["log_width"]),
             said["kin_quantile"], said["kin_log_width"], dict(said["log_widths"]),
             float(said["network_bound"]), float(np.inf if said["bound"] is None else said["bound"]),
+            GaussianProcess.read(of["process"], len(seen["centre"])) if "process" in of else None,
+            float(said["network_share"]), float(said["process_share"]),
         )  # fmt: skip
 
 
 # what documents of older files lack
 _OLDER: Mapping[str, Any] = {
     "form": "", "machines": (), "machine": {}, "log_widths": {}, "clip": CLIP,
-    "network_bound": BOUND, "bound": BOUND,
+    "network_bound": BOUND, "bound": BOUND, "network_share": 1.0, "process_share": 1.0,
 }  # fmt: skip
 
 

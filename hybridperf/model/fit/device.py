@@ -260,12 +260,14 @@ def _guarded(
     """
     group, kept = data.table.group, []
     groups = np.unique(group)
-    plain, *plain_without = (
-        np.log(PerfModel(device, with_group_knobs(one, neutral_knobs(), groups))
-               .op_seconds(data.table) / data.measured_s)
+    plain_s = [
+        PerfModel(device, with_group_knobs(one, neutral_knobs(), groups)).op_seconds(data.table)
         for one in (knobs, *without)
-    )  # fmt: skip
-    for one in groups:
+    ]
+    timed = np.array([plain_s[0][group == one].min() > 0 for one in groups])  # a call has no work
+    with np.errstate(divide="ignore"):
+        plain, *plain_without = (np.log(one / data.measured_s) for one in plain_s)
+    for one in groups[timed]:
         at = np.flatnonzero(group == one)
         constant = np.array([
             np.median(plain_without[k][at[fold[at] != k]]) if (fold[at] != k).any() else np.nan

@@ -37,14 +37,14 @@ def run(measured: Path, out: Path, say: Callable[[str], None] = print) -> None:
     """
     made = False
     for library, name in CPU_PRIORS.items():
-        tables = sorted(measured.glob(f"*/{library}.csv.gz"))
-        if not tables:
+        if not (found := sorted(measured.glob(f"*/{library}.csv.gz"))):
             continue
         made = True
-        train_prior(tables).save(out / name)
-        say(f"{name}: {', '.join(path.parent.name for path in tables)}")
+        train_prior(found).save(out / name)
+        say(f"{name}: {', '.join(path.parent.name for path in found)}")
     if not made:
-        expected = f"expected tables NAME/{' or NAME/'.join(CPU_PRIORS)}.csv.gz in {measured}"
+        tables = " or ".join(f"NAME/{library}.csv.gz" for library in CPU_PRIORS)
+        expected = f"expected tables {tables} in {measured}"
         raise InputError(f"{expected}, found none; `hybridperf calibrate --seed 1` measures one")
 
 
