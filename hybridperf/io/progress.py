@@ -128,8 +128,8 @@ def _notebook_bar(what: str, total: int, ends: contextlib.ExitStack) -> Show:
             tqdm(total=total, bar_format=f"{what} {{bar}}", file=sys.stdout, ncols=_BAR_COLUMNS)
         )
 
-    def not_red() -> None:  # as tqdm ends a bar that is not full: the time was up
-        bar.total = bar.n
+    def not_red() -> None:  # as a widget ends that is not full: the time was up
+        bar.total = bar.n if hasattr(bar, "container") else bar.total
 
     ends.callback(not_red)
 

@@ -36,7 +36,7 @@ def fit_plot(report: FitReport, path: str | os.PathLike) -> None:
     figure.supxlabel("measured (in the titles: median error)", fontsize=9)
     figure.supylabel("predicted / measured", fontsize=9)
     shared_legend(figure, panels, fontsize=9, ncols=4)
-    save_figure(figure, path)
+    save_figure(figure, path, dpi=100)
 
 
 def _ratios(axes: Any, rows: pd.DataFrame, noise: float) -> None:

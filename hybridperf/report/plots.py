@@ -127,6 +127,8 @@ def measured_plot(
             colour = _mark(number)["color"]
             axes.errorbar([x], [y], [[y - below], [above - y]], ecolor=colour, **whisker)
     _log_seconds(axes, line)
+    if ends:
+        axes.set_title("bars: 90 % intervals", fontsize=9)
     axes.grid(visible=False)
     figure.legend(fontsize=8, loc="outside right upper")
     save_figure(figure, path)

@@ -51,7 +51,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
     """The figures that are saved, in order."""
     figures = []
     for module in (plots, fit_plots):
-        monkeypatch.setattr(module, "save_figure", lambda figure, path: figures.append(figure))
+        monkeypatch.setattr(module, "save_figure", lambda figure, *_, **__: figures.append(figure))
     return figures
 
 

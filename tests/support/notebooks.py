@@ -15,13 +15,14 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 
+_FULL_S = 2400  # a full calibration is one cell
 _RETURNS = re.compile(r"[^\n]*\r(?!\n)")  # what a bar of letters draws over
 NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
 
 
-def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
-    """A notebook after every cell ran in `folder`, by the interpreter that runs this (no installed
-    kernel is asked for).
+def executed(path: Path, folder: Path, timeout_s: int = 300) -> nbformat.NotebookNode:
+    """A notebook after every cell ran in `folder`, each for at most so long, by the interpreter
+    that runs this (no installed kernel is asked for).
     """
     notebook = nbformat.read(path, as_version=4)
     kernel = AsyncKernelManager(
@@ -29,7 +30,7 @@ def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
     )
     try:
         NotebookClient(
-            notebook, km=kernel, timeout=300, resources={"metadata": {"path": str(folder)}}
+            notebook, km=kernel, timeout=timeout_s, resources={"metadata": {"path": str(folder)}}
         ).execute()
     finally:  # a kernel that was handed over is not the client's to end, and keeps a gigabyte
         run_sync(kernel.shutdown_kernel)(now=True)
@@ -75,7 +76,7 @@ def main() -> None:
         if sys.argv[1:] and path.stem not in sys.argv[1:]:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            notebook = executed(path, Path(folder))
+            notebook = executed(path, Path(folder), _FULL_S)
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.execution_count = None
