@@ -37,7 +37,7 @@ class TorchTeam(Job):
         torch.set_num_threads(machine.cores_available())
         on_gpu = local_device is not None
         self.platform = "gpu" if on_gpu else "cpu"
-        self._device = torch.device("cuda", local_device) if on_gpu else torch.device("cpu")
+        self._device = torch.device("cpu" if local_device is None else f"cuda:{local_device}")
         if on_gpu:
             torch.cuda.set_device(self._device)
         host, _, port = coordinator.rpartition(":")
