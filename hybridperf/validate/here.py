@@ -21,7 +21,7 @@ from hybridperf.engine.prediction import predict
 from hybridperf.io import read_json, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.programs import default_backend, usable_core
-from hybridperf.validate import harness, here_served, measured_steps, step_ops
+from hybridperf.validate import harness, here_served, measured_steps, step_ops, torch_estimator
 from hybridperf.validate.measured_steps import (
     MeasuredStep,
     StepComparison,
@@ -102,11 +102,9 @@ def _steps(
     estimated_s: list[dict[str, float]] = [{} for _ in steps]
     unknown: list[str] = []
     if steps_of(model) is TORCH_STEPS:
-        from hybridperf.validate.torch_estimator import estimates
-
         measured, written = _each_alone(out / "steps", steps, cores), out / "steps" / "0"
         functions = [step.config["function"] for step in measured]
-        estimated_s, unknown = estimates(functions, model.device.kind)
+        estimated_s, unknown = torch_estimator.estimates(functions, model.device.kind)
     else:
         measured = measure_steps(out / "steps", steps, cores=cores, profile=ops, rounds=_ROUNDS)
         written = out / "steps"

@@ -265,13 +265,15 @@ def verdict(compared: Sequence[StepComparison], found: Mapping[str, Any]) -> Ver
         return Verdict(None, f"cannot be judged: {both}; {floor}; {again}")
     worst = max(compared, key=lambda one: abs(one.error))
     longest = worst.predicted.breakdown().iloc[0]
+    mend = "`hybridperf calibrate` without --quick measures for twenty minutes"
+    if "--full" in str(worst.predicted.model.provenance.get("made_by")):
+        mend = "calibrate again with nothing else on the machine"
     return Verdict(
         False,
         f"worse than without a calibration: {both}. Likely reason: {worst.measured.name} is off by"
         f" {text.percent(worst.error)} and spends {text.percent(longest['share'])} in"
         f" {longest['group']}, of which this calibration knows too little. What to do:"
-        " `hybridperf calibrate` without --quick measures for twenty minutes; until then do not"
-        " trust steps that look like it here",
+        f" {mend}; until then do not trust steps that look like it here",
     )
 
 

@@ -2,9 +2,9 @@
 
 Judged are the rows that the first folder measured, and lookups in tables of 0.1 to 2 GB, which few
 rows bear on. Of an op the spread is how far each fit lies from their geometric mean, |log ratio|;
-beside it stands the same of what the folders measured of one case, the noise floor. A fit that flips
-between two answers spreads far more than its rows do. Of one folder alone, its fit is repeated
-without a fifth of its rows, five times.
+beside it stands the same of what the folders measured of one case, the noise floor. A fit that
+flips between two answers spreads far more than its rows do. Of one folder alone, its fit is
+repeated without a fifth of its rows, five times.
 """
 
 import itertools
@@ -147,8 +147,8 @@ def measured(rows: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def spread(seconds: pd.DataFrame) -> np.ndarray:
     """|log(seconds / their geometric mean)| [R, K]; NaN where nothing is known."""
-    logs = np.log(seconds.to_numpy(float))
-    return np.abs(logs - np.nanmean(logs, axis=1, keepdims=True))
+    logs = np.log(seconds.astype(float))
+    return logs.sub(logs.mean(axis=1), axis=0).abs().to_numpy()
 
 
 def by_family(ops: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:

@@ -60,5 +60,6 @@ def estimate(function: str, mode: str, backend: str) -> float:
             with contextlib.redirect_stdout(io.StringIO()), estimator(mode):
                 run_step(fn, args, update)
     except (AssertionError, RuntimeError) as error:
-        raise InputError(f"it says of {function}: {str(error).splitlines()[0]}") from error
+        said, _, _ = str(error).partition("\n")
+        raise InputError(f"it says of {function}: {said}") from error
     return estimator.total_runtime / 1e3
