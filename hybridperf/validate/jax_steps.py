@@ -41,8 +41,8 @@ def vit() -> Made:
 
 
 def vit_deep() -> Made:
-    """Seven narrow layers over 25 patches."""
-    return _step(Vit(128, 7, jnp.float32), _images(5, 80, 3), _labels(5, 10), optax.adamw(1e-4))
+    """Five narrow layers over 25 patches."""
+    return _step(Vit(128, 5, jnp.float32), _images(7, 80, 3), _labels(7, 10), optax.adamw(1e-4))
 
 
 def lstm() -> Made:
