@@ -201,7 +201,8 @@ def plot(compared: Sequence[StepComparison], path: Path) -> None:
     best = min(ways, key=lambda name: mape(ways[name], measured_s))
     plots.measured_plot(
         [c.measured.name for c in compared], measured_s, [c.predicted.time_s for c in compared],
-        path, [(c.predicted.low_s, c.predicted.high_s) for c in compared], (best, ways[best]),
+        path, [(c.predicted.low_s, c.predicted.high_s) for c in compared],
+        (best, ways[best].tolist()),
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from hybridperf.model.fit.device import fit
 from hybridperf.model.fit.rows import FOLDS, usable_rows
 from hybridperf.ops import GROUPS, columns, lookup_calls
 from hybridperf.ops.embedding import Table
+from hybridperf.ops.embedding_bag import Direction
 from hybridperf.ops.table import parse_ops
 from hybridperf.report import text
 from hybridperf.validate import harness
@@ -113,7 +114,8 @@ def refitted(rows: pd.DataFrame, model: PerfModel, fold: int) -> PerfModel:
 def judged_ops(rows: pd.DataFrame) -> pd.DataFrame:
     """The ops of measured rows, and lookups in large tables [R]."""
     made = []
-    sizes = itertools.product(_LARGE_BYTES, _WIDTHS, _LOOKUPS, ("forward", "backward"))
+    directions: tuple[Direction, ...] = ("forward", "backward")
+    sizes = itertools.product(_LARGE_BYTES, _WIDTHS, _LOOKUPS, directions)
     for table_bytes, dim, (batch, pooling), direction in sizes:
         vocabulary = math.ceil(table_bytes / (_FLOAT_BYTES * dim))
         call = lookup_calls([Table("large", vocabulary, dim, pooling)], batch, direction)

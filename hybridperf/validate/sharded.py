@@ -225,7 +225,7 @@ def _steps(
     measured_s, low_s, high_s = (frame[name].astype(float) for name in columns)
     scaled_s, scaled = by_the_others([frame["roofline_s"]], measured_s), None
     if scaled_s is not None:
-        scaled = sharded_scores.errors(scaled_s, measured_s)
+        scaled = sharded_scores.errors(scaled_s.tolist(), measured_s)
     found: dict[str, Any] = {
         "programs": sharded_scores.errors(frame["predicted_s"], measured_s),
         "graph": sharded_scores.errors(frame["graph_s"], measured_s),

@@ -128,7 +128,7 @@ def test_summary_is_what_its_steps_say(tiny) -> None:
 
 
 def test_steps_of_a_users_own_kinds_are_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(here, "_ROUNDS", 1)
+    monkeypatch.setattr(here, "_ROUNDS", 2)
     gnn = next(spec for spec in here.KINDS if spec["config"]["function"].endswith(":gnn"))
     said: list[str] = []
     summary = here.run(
