@@ -30,14 +30,14 @@ def cnn() -> Made:
 def resnet() -> Made:
     """Residual blocks with group norms, each of which halves the image."""
     return _step(
-        Residual(56, 2, jnp.float32), _images(7, 26, 60), _labels(7, 10),
+        Residual(104, 2, jnp.float32), _images(11, 26, 60), _labels(11, 10),
         optax.sgd(1e-3, momentum=0.9),
     )  # fmt: skip
 
 
 def vit() -> Made:
-    """Three layers over 36 patches."""
-    return _step(Vit(192, 3, jnp.float32), _images(3, 96, 3), _labels(3, 10), optax.adamw(1e-4))
+    """Four layers over 36 patches."""
+    return _step(Vit(256, 4, jnp.float32), _images(5, 96, 3), _labels(5, 10), optax.adamw(1e-4))
 
 
 def vit_deep() -> Made:
@@ -47,7 +47,7 @@ def vit_deep() -> Made:
 
 def lstm() -> Made:
     """A wide one over short sequences, a word predicted at each place."""
-    return _step(Lstm(148), _words(18, 34), _words(18, 34), optax.adam(1e-3))
+    return _step(Lstm(212), _words(26, 34), _words(26, 34), optax.adam(1e-3))
 
 
 def lstm_long() -> Made:
@@ -62,7 +62,7 @@ def gnn() -> Made:
 
 def gnn_large() -> Made:
     """Many nodes with few edges, three layers."""
-    return _step(Gnn(44, 3), _graph(11_000, 36_000, 36), _labels(11_000, 6), optax.adam(1e-3))
+    return _step(Gnn(44, 3), _graph(19_000, 70_000, 36), _labels(19_000, 6), optax.adam(1e-3))
 
 
 class Gnn(nn.Module):
@@ -100,8 +100,9 @@ def _labels(count: int, classes: int) -> Array:
 
 def _graph(nodes: int, edges: int, width: int) -> tuple[Array, Array, Array]:
     """(what is known of each node, where each edge ends, where it begins)."""
-    ends = _random().integers(0, nodes, (2, edges), np.int32)
-    return jnp.asarray(_random().random((nodes, width), np.float32)), *map(jnp.asarray, ends)
+    to, of = _random().integers(0, nodes, (2, edges), np.int32)
+    known = _random().random((nodes, width), np.float32)
+    return jnp.asarray(known), jnp.asarray(to), jnp.asarray(of)
 
 
 def _random() -> np.random.Generator:

@@ -30,7 +30,7 @@ def estimates(functions: Sequence[str], backend: str) -> tuple[list[dict[str, fl
         try:
             seconds = [estimate(function, mode, backend) for function in functions]
         except InputError as error:
-            notes.append(f"no baseline {_NAME}, {mode}: {error}")
+            notes.append(f"no baseline {_NAME} ({mode}), which knows GPUs only: {error}")
             continue
         for step, seconds_of in zip(found, seconds, strict=True):
             step[f"{_NAME}, {mode}"] = seconds_of
@@ -68,5 +68,5 @@ def estimate(function: str, mode: str, backend: str) -> float:
                 run_step(fn, args, update)
     except (AssertionError, RuntimeError) as error:
         said, _, _ = str(error).partition("\n")
-        raise InputError(f"it says, {said}") from error
+        raise InputError(said) from error
     return estimator.total_runtime / 1e3
