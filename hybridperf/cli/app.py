@@ -1,8 +1,8 @@
 """The `hybridperf` command: a thin face on the library.
 
 Exit status: 0 done; 2 input that cannot be used, one sentence on standard error says why; 3 some
-rows could not be predicted (their `note` says why); 4 `demo` was no better than the roofline times
-a constant (it says why). No traceback without `--debug`.
+rows could not be predicted (their `note` says why); 4 `demo` was no better than what
+needs no calibration (it says why). No traceback without `--debug`.
 """
 
 import contextlib

@@ -21,7 +21,7 @@ _BY_DATA = (
     "collectives", "steps", "serving", "requests", "plans", "agreement", "traces", "models",
     "topology", "jobs", "stragglers", "runs", "sparse", "programs",
 )  # fmt: skip
-_CLAIMS = ("here", "ranks", "sharded", "ops", "lin", *_BY_DATA, "page")
+_CLAIMS = ("here", "ranks", "sharded", "repeats", "ops", "lin", *_BY_DATA, "page")
 
 
 def validate(
@@ -53,8 +53,11 @@ def validate(
     if out is not None and what != "page":
         common.warn("--out of `validate` is now --folder; the old spelling works, too")
         folder = out
-    if results and what != "page":
-        raise wrong(f"expected results for `validate page` only, got {results[0]}")
+    if results and what not in ("page", "repeats"):
+        raise wrong(
+            "expected results for `validate page`, folders for `validate repeats`, and neither"
+            f" for `validate {what}`, got {results[0]}"
+        )
     # `validate ops` would replace measured rows by its own
     written = {"--folder": folder, "--out": out if what == "page" else None}
     common.keep_files(written, [Path(model) if model else None, data, *(results or [])])
@@ -62,6 +65,13 @@ def validate(
         from hybridperf.validate import page
 
         page.run(results or [], out or folder / "accuracy.md")
+        return
+    if what == "repeats":
+        from hybridperf.validate import repeats
+
+        common.compilation_cache()
+        repeats.run(results or [], folder)
+        _found(folder)
         return
     if what == "here" and tasks == "workers":
         from hybridperf.validate import unequal
@@ -112,12 +122,15 @@ def validate(
 
         if steps != "all" and not (steps.isdecimal() and 1 <= int(steps) <= len(claim.STEPS)):
             raise wrong(f"expected --steps from 1 to {len(claim.STEPS)} or all, got {steps!r}")
+        count = None if steps == "all" else int(steps)
         of = claim.steps_of(loaded)
-        some = of if steps == "all" else of[: int(steps)]
         if ops and of is claim.TORCH_STEPS:
             raise wrong("expected no --ops with a model of PyTorch, whose steps are not profiled")
         asked = harness.tasks_of(names_in(tasks), claim.TASKS)
-        claim.run(loaded, folder, cores=cores, steps=some, ops=ops, tasks=asked)
+        claim.run(
+            loaded, folder, cores=cores, steps=of[:count], kinds=claim.kinds_of(loaded)[:count],
+            ops=ops, tasks=asked,
+        )  # fmt: skip
     _found(folder)
 
 

@@ -110,15 +110,23 @@ def measured_plot(
     labels: Sequence[str], measured_s: Sequence[float], predicted_s: Sequence[float],
     path: str | os.PathLike,
     intervals_s: Sequence[tuple[float | None, float | None]] | None = None,
+    baseline: tuple[str, Sequence[float]] | None = None,
 ) -> None:  # fmt: skip
-    """Predicted against measured seconds, a band of 25 % error, intervals (low, high) as bars."""
+    """Predicted against measured seconds, a band of 25 % error, intervals (low, high) as bars, and
+    a baseline (name, seconds) as grey crosses.
+    """
     figure, axes = new_figure(8.5, 5)
     ends = [end for interval in intervals_s or () for end in interval if end is not None]
-    every = [*measured_s, *predicted_s, *ends]
+    name, other_s = baseline or ("", ())
+    every = [*measured_s, *predicted_s, *ends, *other_s]
     line = np.array([min(every) / 1.6, max(every) * 1.6])
     axes.plot(line, line, color="black", lw=1)
     band = {"color": "black", "alpha": 0.08, "label": "within 25 %"}
     axes.fill_between(line, line * 0.75, line * 1.25, **band)
+    if baseline:
+        off = np.mean(np.abs(np.asarray(other_s) / measured_s - 1))
+        cross = {"marker": "x", "color": "0.5", "label": f"{name} (mean {off:.0%})"}
+        axes.scatter(measured_s, other_s, s=24, lw=1, **cross)
     for number, (label, x, y) in enumerate(zip(labels, measured_s, predicted_s, strict=True)):
         axes.scatter([x], [y], s=30, label=f"{label} ({y / x - 1:+.0%})", **_mark(number))
         below, above = intervals_s[number] if intervals_s else (None, None)

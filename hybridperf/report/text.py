@@ -16,7 +16,7 @@ J_PER_WH = 3600.0
 _SECONDS, _UNIT = re.compile("(?<!_per)_s$|^seconds$"), re.compile("_bytes_per_s$|(?<!_per)_s$")
 _SHARES = ("share", "error", "covered", "inside", "bias", "mape", "median", "gain",
            "blocking", "removed", "goodput", "width",
-           "utilisation", "elastic", "rigid")  # fmt: skip
+           "utilisation", "elastic", "rigid", "noise")  # fmt: skip
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 

@@ -39,13 +39,18 @@ def step_of(
     update = update or optax.adamw(1e-4)
     params = jax.eval_shape(lambda: net.init(jax.random.key(0), jnp.zeros(x.shape, x.dtype)))
     state = jax.eval_shape(update.init, params)
+    return training(net, loss, update), (params, state, x, y), below
 
-    def step(params: Any, state: Any, x: Array, y: Array) -> tuple[Any, Any, Array]:
+
+def training(net: nn.Module, loss: Callable[..., Array], update: Any) -> Callable[..., Any]:
+    """(params, state, x, y) -> (params, state, loss): a step of a net with an optimizer."""
+
+    def step(params: Any, state: Any, x: Any, y: Array) -> tuple[Any, Any, Array]:
         value, grads = jax.value_and_grad(lambda p: loss(net.apply(p, x), y))(params)
         changes, state = update.update(grads, state, params)
         return optax.apply_updates(params, changes), state, value
 
-    return step, (params, state, x, y), below
+    return step
 
 
 def donated(shapes: tuple[Any, ...]) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """What the calibration has not seen, predicted and run on this machine: twelve training steps, of
-JAX, or of PyTorch (`torch_steps.py`) where the model was measured through that; and a decoder that
-is served (`here_served.py`).
+JAX, or of PyTorch (`torch_steps.py`) where the model was measured through that; steps of a user's
+own kinds (`jax_steps.py`; PyTorch's twelve hold them already); and a decoder that is served
+(`here_served.py`).
 
 Of JAX: six recommendation models and six transformers, each of whose sizes (batch, width, depth,
 tables or vocabulary) spreads over a factor of 8 at least, and none of which the demo uses; about a
@@ -20,7 +21,7 @@ from hybridperf.engine.prediction import predict
 from hybridperf.io import read_json, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.programs import default_backend, usable_core
-from hybridperf.validate import harness, here_served, measured_steps, step_ops
+from hybridperf.validate import harness, here_served, measured_steps, step_ops, torch_estimator
 from hybridperf.validate.measured_steps import (
     MeasuredStep,
     StepComparison,
@@ -28,8 +29,8 @@ from hybridperf.validate.measured_steps import (
     measure_steps,
 )
 
-SUMMARY_SCHEMA_VERSION = 1
-TASKS = ("steps", "served")
+SUMMARY_SCHEMA_VERSION = 2  # since then all baselines by name, and a verdict
+TASKS = ("steps", "kinds", "served")
 _SAME_SPEED = 0.05  # between two days of one machine
 _TURNS = 2
 _ROUNDS = 8  # over a minute or two: one disturbance does not cover them all
@@ -37,6 +38,8 @@ _UNDISTURBED = 0.9  # share of the processor that a step has on a core of its ow
 
 STEPS: Sequence[StepSpec] = harness.facts("here.toml")["here"]
 TORCH_STEPS: Sequence[StepSpec] = harness.facts("here.toml")["here_torch"]
+KINDS: Sequence[StepSpec] = harness.facts("here.toml")["here_kinds"]
+_TORCH_KINDS = ("cnn", "resnet", "vit", "lstm", "gnn")  # functions of `torch_steps.py`
 
 
 def run(
@@ -45,17 +48,20 @@ def run(
     *,
     cores: str | None = None,
     steps: Sequence[Mapping[str, Any]] | None = None,
+    kinds: Sequence[Mapping[str, Any]] | None = None,
     ops: bool = False,
     tasks: Collection[str] = TASKS[:1],
     say: Callable[[str], None] = print,
 ) -> Mapping[str, Any]:
-    """Measure, predict, leave figures in `out`; returns the summary of the steps, `summary.json`.
+    """Measure, predict, leave figures in `out`; returns the summary of the steps, `summary.json`;
+    where they are not asked for, that of the kinds, `kinds/summary.json`.
 
     Args:
         model: of this machine.
         out: a folder; `steps.png`, `served.csv` and `results.json` are left there, too.
         cores: to run on; else those that the model was calibrated on, else one.
         steps: that are run; all if not given.
+        kinds: of the task `kinds`, that are run; all if not given.
         ops: profile the steps, too, and leave `ops/*.csv`, the ops of each step as they were
             predicted and as they were measured.
         tasks: of `TASKS`.
@@ -63,14 +69,26 @@ def run(
     """
     out = Path(out)
     summary: Mapping[str, Any] = {}
+    compared: list[StepComparison] = []
     lines: list[harness.ResultLine] = []
     harness.refuse_other_backend(model.device, default_backend())
     cores = cores or str(model.provenance.get("cores") or usable_core())
     if "steps" in tasks:
         some = steps_of(model) if steps is None else steps
-        summary, lines = _steps(model, out, cores, some, ops, say)
+        summary, compared = _steps(model, out, cores, some, ops, say)
+        name = f"{len(compared)} training steps, {cores}"
+        lines.append(measured_steps.result_line(compared, name))
+    if "kinds" in tasks:
+        some = kinds_of(model) if kinds is None else kinds
+        ran = [one for one in compared if one.measured.config in [spec["config"] for spec in some]]
+        if not ran:
+            of_kinds, ran = _steps(model, out / "kinds", cores, some, ops, say)
+            summary = summary or of_kinds
+        name = f"{len(ran)} steps of CNNs, ViTs, LSTMs, graph networks, {cores}"
+        lines.append(measured_steps.result_line(ran, name))
+        say("\n" + harness.lines_table(lines, "steps"))
     if "served" in tasks:
-        lines = [*lines, *here_served.run(model, out, cores=cores, say=say)]
+        lines += here_served.run(model, out, cores=cores, say=say)
     harness.write_results(out, "here", lines)
     return summary
 
@@ -78,43 +96,60 @@ def run(
 def _steps(
     model: PerfModel, out: Path, cores: str, steps: Sequence[Mapping[str, Any]], ops: bool,
     say: Callable[[str], None],
-) -> tuple[Mapping[str, Any], list[harness.ResultLine]]:  # fmt: skip
+) -> tuple[Mapping[str, Any], list[StepComparison]]:  # fmt: skip
     start_s = time.perf_counter()
     say(f"running {len(steps)} training steps on core {cores}, about {8 * len(steps)} seconds")
+    estimated_s: list[dict[str, float]] = [{} for _ in steps]
+    unknown: list[str] = []
     if steps_of(model) is TORCH_STEPS:
         measured, written = _each_alone(out / "steps", steps, cores), out / "steps" / "0"
+        functions = [step.config["function"] for step in measured]
+        estimated_s, unknown = torch_estimator.estimates(functions, model.device.kind)
     else:
         measured = measure_steps(out / "steps", steps, cores=cores, profile=ops, rounds=_ROUNDS)
         written = out / "steps"
-    compared = [StepComparison(step, predict(model, step.workload)) for step in measured]
+    compared = [
+        StepComparison(step, predict(model, step.workload), estimate_s)
+        for step, estimate_s in zip(measured, estimated_s, strict=True)
+    ]
     version = measured_steps.STEPS_SCHEMA_VERSION
     machine = read_json(written / "steps.json", "steps", version)["machine"]
     summary = measured_steps.summarise(compared)
     steps_text = measured_steps.table(compared)
-    say("\n" + steps_text + "\n\n" + measured_steps.summary_text(summary))
-    for note in _notes(model, machine, compared):
+    verdict = measured_steps.verdict(compared, summary)
+    text = measured_steps.summary_text(summary)
+    say("\n" + steps_text + "\n\n" + text + "\n" + verdict.words)
+    for note in [*_notes(model, machine, compared), *unknown]:
         say(f"note: {note}")
     if ops:
         for record, groups in zip(summary["steps"], _ops(compared, out, say), strict=True):
             record["groups"] = groups
-    measured_steps.plot(compared, out / "steps.png", intervals=True)
+    measured_steps.plot(compared, out / "steps.png")
     summary = {
         "machine": machine, "cores": cores, "date": datetime.date.today().isoformat(),
-        "model": harness.model_record(model), **summary,
+        "model": harness.model_record(model), **summary, "no_baseline": unknown,
+        "beats_baselines": verdict.beats, "verdict": verdict.words,
         "elapsed_s": time.perf_counter() - start_s,
     }  # fmt: skip
     write_json(out / "summary.json", "validate-here", SUMMARY_SCHEMA_VERSION, summary)
-    steps_line = measured_steps.result_line(compared, f"{len(compared)} training steps, {cores}")
     say(
         f"\nsummary.json, steps.png{', ops/*.csv' if ops else ''} and the programs are in {out};"
         f" {summary['elapsed_s']:.0f} s in all"
     )
-    return summary, [steps_line]
+    return summary, compared
 
 
 def steps_of(model: PerfModel) -> Sequence[StepSpec]:
     """The unseen steps of the library that the model was measured through."""
     return TORCH_STEPS if model.provenance.get("library") == "torch" else STEPS
+
+
+def kinds_of(model: PerfModel) -> Sequence[StepSpec]:
+    """Those of a user's own kinds; of PyTorch some of its unseen steps."""
+    if steps_of(model) is STEPS:
+        return KINDS
+    named = [f"hybridperf.validate.torch_steps:{name}" for name in _TORCH_KINDS]
+    return [spec for spec in TORCH_STEPS if spec["config"]["function"] in named]
 
 
 def _each_alone(folder: Path, steps: Sequence[Mapping[str, Any]], cores: str) -> list[MeasuredStep]:

@@ -1,9 +1,5 @@
 """Training steps that ran on this machine: measured by the calibration package's programs, and
-predicted from the programs that ran.
-
-The baselines of a calibrated model are the datasheet roofline, and a sterner one: the roofline
-times one constant, the best there is for the *other* steps. A model that does not beat it has
-learned a machine's overall slowness and nothing more.
+predicted from the programs that ran; beside what needs no calibration (`step_baselines`).
 """
 
 import dataclasses
@@ -23,7 +19,8 @@ from hybridperf.io import InputError, read_json, replacing
 from hybridperf.model.fit.programs import run_program, usable_core
 from hybridperf.report import plots, text
 from hybridperf.validate.harness import ResultLine
-from hybridperf.validate.scores import best_factors, mape, scores
+from hybridperf.validate.scores import mape, scores
+from hybridperf.validate.step_baselines import OF_OTHERS, baselines
 from hybridperf.workloads.jax.program import load_program
 from hybridperf.workloads.own import made_by
 from hybridperf.workloads.torch.fakes import without_memory
@@ -147,6 +144,8 @@ class StepComparison:
 
     measured: MeasuredStep
     predicted: Prediction
+    # seconds by another estimator's name, where one is to be compared with
+    estimated_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def error(self) -> float:
@@ -185,6 +184,7 @@ class StepComparison:
         }  # fmt: skip
 
 
+_NAME = 44  # characters of a step's name beside its errors
 _SHOWN = ["name", "measured_s", "noise", "predicted_s", "error", "low_s", "high_s", "inside",
           "roofline_s", "roofline_error", "memory_error"]  # fmt: skip
 
@@ -194,32 +194,44 @@ def table(compared: Sequence[StepComparison]) -> str:
     return text.frame_table(pd.DataFrame([one.record() for one in compared])[_SHOWN])
 
 
-def plot(compared: Sequence[StepComparison], path: Path, *, intervals: bool = False) -> None:
-    """Predicted against measured seconds."""
-    ends = [(c.predicted.low_s, c.predicted.high_s) for c in compared] if intervals else None
-    steps = [(c.measured.name, c.measured.time_s, c.predicted.time_s) for c in compared]
-    names, measured_s, predicted_s = zip(*steps, strict=True)
-    plots.measured_plot(names, measured_s, predicted_s, path, ends)
+def plot(compared: Sequence[StepComparison], path: Path) -> None:
+    """Predicted against measured seconds, with intervals, beside the strongest baseline."""
+    measured_s = [c.measured.time_s for c in compared]
+    ways = _baselines(compared)
+    best = min(ways, key=lambda name: mape(ways[name], measured_s))
+    plots.measured_plot(
+        [c.measured.name for c in compared], measured_s, [c.predicted.time_s for c in compared],
+        path, [(c.predicted.low_s, c.predicted.high_s) for c in compared],
+        (best, ways[best].tolist()),
+    )  # fmt: skip
+
+
+def _baselines(compared: Sequence[StepComparison]) -> dict[str, np.ndarray]:
+    """Seconds of each step [N] by every baseline, and by estimators that know all steps."""
+    measured_s = [c.measured.time_s for c in compared]
+    found = baselines([c.predicted for c in compared], measured_s)
+    for name in compared[0].estimated_s:
+        if all(name in c.estimated_s for c in compared):
+            found[name] = np.array([c.estimated_s[name] for c in compared])
+    return found
 
 
 def summarise(compared: Sequence[StepComparison]) -> dict[str, Any]:
     """Errors of all steps together, as shares, next to those of the baselines; coverage."""
     measured_s = [c.measured.time_s for c in compared]
-    roofline_s = [c.predicted.roofline_s for c in compared]
-    factors, scaled = best_factors(roofline_s, measured_s), None
-    if factors is not None:
-        scaled = mape(factors * np.asarray(roofline_s), measured_s)
+    ways = _baselines(compared)
     worst = max(compared, key=lambda c: abs(c.error))
     with_interval = [c for c in compared if c.inside is not None]
     memory = [abs(c.memory_error) for c in compared if c.memory_error is not None]
     return {
-        "steps": [c.record() for c in compared],
+        "steps": [
+            {**c.record(), "baselines_s": {name: float(s[at]) for name, s in ways.items()}}
+            for at, c in enumerate(compared)
+        ],
         "mean_error": mape([c.predicted.time_s for c in compared], measured_s),
         "worst_error": worst.error, "worst_step": worst.measured.name,
         "inside": sum(bool(c.inside) for c in with_interval), "with_interval": len(with_interval),
-        "mean_roofline_error": mape(roofline_s, measured_s),
-        "scaled_roofline_factors": None if factors is None else factors.tolist(),
-        "mean_scaled_roofline_error": scaled,
+        "baselines": {name: mape(seconds, measured_s) for name, seconds in ways.items()},
         "mean_noise": float(np.mean([c.measured.noise for c in compared])),
         "median_memory_error": float(np.median(memory)) if memory else None,
     }  # fmt: skip
@@ -227,7 +239,7 @@ def summarise(compared: Sequence[StepComparison]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether predictions beat what needs no calibration: the roofline times one constant."""
+    """Whether predictions beat all that needs no calibration."""
 
     beats: bool | None  # None: it cannot be judged
     words: str
@@ -237,34 +249,32 @@ def verdict(compared: Sequence[StepComparison], found: Mapping[str, Any]) -> Ver
     """What a run of steps shows, and where it shows nothing good, the likely reason; `found`: what
     `summarise` says of them.
     """
-    error, constant, noise = (
-        found[name] for name in ("mean_error", "mean_scaled_roofline_error", "mean_noise")
-    )
-    if constant is None:
+    error, noise, others = found["mean_error"], found["mean_noise"], found["baselines"]
+    if len(compared) < 2:
         return Verdict(None, "cannot be judged: one step alone has no other to take a constant of")
-    both = (
-        f"{text.percent(error)} off, the roofline times the best constant of the other steps"
-        f" {text.percent(constant)}"
-    )
-    if error <= constant:
+    best = min(others, key=lambda name: others[name])
+    both = f"{text.percent(error)} off, {best} {text.percent(others[best])}"
+    if error <= others[best]:
         return Verdict(True, f"better than without a calibration: {both}")
     busy = min(compared, key=lambda one: one.measured.cpu_share).measured
     again = "run it again with nothing else on the machine"
     if busy.cpu_share < _OWN_CORE:
         had = f"{busy.name} had {text.percent(busy.cpu_share)} of its core, others the rest"
         return Verdict(None, f"cannot be judged: {both}, but {had}; {again}")
-    if error - constant <= noise:
+    if error - others[best] <= noise:
         floor = f"they differ by less than the noise floor of {text.percent(noise)}"
         return Verdict(None, f"cannot be judged: {both}; {floor}; {again}")
     worst = max(compared, key=lambda one: abs(one.error))
     longest = worst.predicted.breakdown().iloc[0]
+    mend = "`hybridperf calibrate` without --quick measures for twenty minutes"
+    if "--full" in str(worst.predicted.model.provenance.get("made_by")):
+        mend = "calibrate again with nothing else on the machine"
     return Verdict(
         False,
         f"worse than without a calibration: {both}. Likely reason: {worst.measured.name} is off by"
         f" {text.percent(worst.error)} and spends {text.percent(longest['share'])} in"
         f" {longest['group']}, of which this calibration knows too little. What to do:"
-        " `hybridperf calibrate` without --quick measures for twenty minutes; until then do not"
-        " trust steps that look like it here",
+        f" {mend}; until then do not trust steps that look like it here",
     )
 
 
@@ -275,25 +285,30 @@ def result_line(
     summary = summarise(compared)
     steps = pd.DataFrame(summary["steps"])
     found = scores(*(steps[name] for name in ("measured_s", "predicted_s", "low_s", "high_s")))
-    others = {
-        "datasheet roofline": summary["mean_roofline_error"],
-        "roofline x best constant of the others": summary["mean_scaled_roofline_error"],
-    }
-    return dataclasses.replace(ResultLine.of(name, found, goal), baselines=others)
+    return dataclasses.replace(ResultLine.of(name, found, goal), baselines=summary["baselines"])
 
 
-def summary_text(summary: dict[str, Any]) -> str:
-    """What `summarise` found, in a few lines."""
-    steps, intervals = len(summary["steps"]), summary["with_interval"]
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """What `summarise` found: the error of each step and their mean, by this model and by every
+    baseline, then the rest in a few lines.
+    """
+    others, steps = summary["baselines"], summary["steps"]
+    rows = [
+        [text.short(step["name"], _NAME), step["error"],
+         *(step["baselines_s"][name] / step["measured_s"] - 1 for name in others)]
+        for step in steps
+    ]  # fmt: skip
+    rows.append([f"mean of {len(steps)}, absolute", summary["mean_error"], *others.values()])
+    heads = ["error", "this model", *(name.removesuffix(OF_OTHERS) for name in others)]
+    errors = text.table(heads, [[name, *map(text.percent, shares)] for name, *shares in rows])
     hits = "no interval: no measurements in this model"
-    if intervals:
+    if intervals := summary["with_interval"]:
         hits = f"{summary['inside']} of {intervals} inside the 90 % interval"
-    means = {
-        "this model": "mean_error", "datasheet roofline": "mean_roofline_error",
-        "roofline x best constant of the other steps": "mean_scaled_roofline_error",
-        "noise floor of the measurement": "mean_noise",
-        "peak of allocated memory, median": "median_memory_error",
-    }  # fmt: skip
-    rows = [[what, text.percent(summary[name])] for what, name in means.items()]
-    worst = f"worst {text.percent(summary['worst_error'])} ({summary['worst_step']}); {hits}"
-    return text.table([f"mean absolute error of {steps} steps", ""], rows) + "\n" + worst
+    said = [f"worst {text.percent(summary['worst_error'])} ({summary['worst_step']}); {hits}"]
+    said.append(f"noise floor of the measurement {text.percent(summary['mean_noise'])}")
+    if summary["median_memory_error"] is not None:
+        off = text.percent(summary["median_memory_error"])
+        said.append(f"peak of allocated memory, median error {off}")
+    if len(steps) > 1:
+        said.append("constants are the best of the other steps, of each step anew")
+    return "\n".join([errors, *said])

@@ -61,7 +61,7 @@ def run(
         say(f"note: {note}")
     least = min(step.cpu_share for step in measured)
     say(f"note: a step got its cores for {least:.0%} of the time at least; the rest is not counted")
-    measured_steps.plot(compared, out / "steps.png", intervals=True)
+    measured_steps.plot(compared, out / "steps.png")
     summary = {
         "date": datetime.date.today().isoformat(), "model": harness.model_record(model),
         "goal": GOAL, **summary,

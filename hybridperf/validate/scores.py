@@ -185,12 +185,30 @@ def best_factor(ratio: np.ndarray) -> float:
     return float(ratio[order][np.searchsorted(reached, reached[-1] / 2)])
 
 
-def best_factors(predicted_s: Sequence[float], measured_s: Sequence[float]) -> np.ndarray | None:
-    """For each step [N] the factor that fits all others best; None where there are no others."""
-    if len(measured_s) < 2:
+def by_the_others(works: Sequence[Any], measured_s: Any) -> np.ndarray | None:
+    """Seconds of each step [N] by one constant of all *other* steps: seconds per unit of its work.
+
+    Args:
+        works: sizes of the steps' work [N] each, above zero; where there are several, that one
+            counts which, times its constant, fits the others best.
+        measured_s: seconds of the steps [N].
+
+    Returns:
+        None where there are no others.
+    """
+    measured = np.asarray(measured_s, np.float64)
+    if len(measured) < 2:
         return None
-    ratio = np.asarray(measured_s, np.float64) / np.asarray(predicted_s, np.float64)
-    return np.array([best_factor(np.delete(ratio, at)) for at in range(len(ratio))])
+    sizes = [np.asarray(work, np.float64) for work in works]
+    seconds = np.empty(len(measured))
+    for at in range(len(measured)):
+        tried = []
+        for size in sizes:
+            ratio = np.delete(measured / size, at)
+            factor = best_factor(ratio)
+            tried.append((mape(factor, ratio), factor * size[at]))
+        seconds[at] = min(tried, key=lambda one: one[0])[1]
+    return seconds
 
 
 def best(medians: Mapping[str, float]) -> str:

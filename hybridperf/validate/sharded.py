@@ -39,7 +39,7 @@ from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.report import plots, text
 from hybridperf.validate import harness, sharded_scores, sharded_tasks
-from hybridperf.validate.scores import best_factors, finite
+from hybridperf.validate.scores import by_the_others, finite
 from hybridperf.validate.sharded_tasks import Task, random_models, random_placement, tables_of
 from hybridperf.workloads.dlrm import dlrm
 from hybridperf.workloads.dlrm_config import DlrmConfig
@@ -223,9 +223,9 @@ def _steps(
     write_table(frame, folder.parent / "steps.csv")
     columns = ("measured_s", "low_s", "high_s")
     measured_s, low_s, high_s = (frame[name].astype(float) for name in columns)
-    factors, scaled = best_factors(frame["roofline_s"], measured_s), None
-    if factors is not None:
-        scaled = sharded_scores.errors(factors * frame["roofline_s"], measured_s)
+    scaled_s, scaled = by_the_others([frame["roofline_s"]], measured_s), None
+    if scaled_s is not None:
+        scaled = sharded_scores.errors(scaled_s.tolist(), measured_s)
     found: dict[str, Any] = {
         "programs": sharded_scores.errors(frame["predicted_s"], measured_s),
         "graph": sharded_scores.errors(frame["graph_s"], measured_s),

@@ -181,6 +181,20 @@ def test_a_learning_curve_drawn(curve: pd.DataFrame, tmp_path: Path, drawn: list
     assert len(drawn[1].legends[0].texts) == 3
 
 
+def test_steps_drawn_with_intervals_and_a_baseline(tmp_path: Path, drawn: list) -> None:
+    plots.measured_plot(
+        ["a", "b"], [1.0, 2.0], [1.1, 1.7], tmp_path / "steps.png", [(0.9, 1.3), (None, None)],
+        ("constant", [3.0, 2.0]),
+    )  # fmt: skip
+    axes = drawn[0].axes[0]
+    whiskers = [one for one in axes.containers if one.has_yerr]
+    assert [one[2][0].get_segments()[0].tolist() for one in whiskers] == [[[1.0, 0.9], [1.0, 1.3]]]
+    names = [text.get_text() for text in drawn[0].legends[0].texts]
+    assert names == ["within 25 %", "constant (mean 100%)", "a (+10%)", "b (-15%)"]
+    crosses = next(one for one in axes.collections if one.get_label() == names[1])
+    np.testing.assert_allclose(crosses.get_offsets(), [[1.0, 3.0], [2.0, 2.0]])
+
+
 def test_every_picture_is_a_file(fitted, curve: pd.DataFrame, tmp_path: Path) -> None:
     model, report = fitted
     fit_plots.fit_plot(report, tmp_path / "fit.png")

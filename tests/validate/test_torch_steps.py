@@ -12,10 +12,18 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import EagerOp
-from hybridperf.validate import here, ranks
-from hybridperf.validate.measured_steps import StepComparison, captured, measure, summarise, table
+from hybridperf.validate import here, ranks, torch_estimator
+from hybridperf.validate.measured_steps import (
+    MeasuredStep,
+    StepComparison,
+    captured,
+    measure,
+    summarise,
+    table,
+)
 
-pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
+
 BARE = PerfModel.datasheet(load_device("here"))
 NAMES = [one["config"]["function"] for one in here.TORCH_STEPS]
 MINE = """
@@ -61,6 +69,31 @@ def test_the_steps_go_with_the_library_that_was_measured() -> None:
     assert here.steps_of(BARE) is here.STEPS
     torch_model = dataclasses.replace(BARE, provenance={"library": "torch"})
     assert here.steps_of(torch_model) is here.TORCH_STEPS
+
+
+def test_pytorch_says_itself_why_it_estimates_nothing_on_a_cpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("PyTorch has a GPU here")
+    found, notes = torch_estimator.estimates(NAMES[:2], "cpu")
+    assert found == [{}, {}]
+    for mode, note in zip(torch_estimator.MODES, notes, strict=True):
+        assert mode in note
+    assert "needs to access CUDA" in notes[0]
+    assert "dummy base class Event" in notes[1]
+
+
+def test_an_estimate_is_a_baseline_where_all_steps_have_one() -> None:
+    predicted = hp.predict(BARE, captured(NAMES[0]))
+    step = MeasuredStep("mlp", 2.0, 2.0, 2.0, 9, 0.01, 1.0, predicted.workload, {})
+    known = StepComparison(step, predicted, {"PyTorch": 3.0})
+    assert summarise([known, known])["baselines"]["PyTorch"] == pytest.approx(0.5)
+    assert "PyTorch" not in summarise([known, StepComparison(step, predicted)])["baselines"]
+
+
+def test_of_pytorch_the_kinds_are_some_of_the_steps() -> None:
+    kinds = here.kinds_of(dataclasses.replace(BARE, provenance={"library": "torch"}))
+    assert [spec in here.TORCH_STEPS for spec in kinds] == [True] * 5
+    assert here.kinds_of(BARE) is here.KINDS
 
 
 def test_a_step_runs_here_with_its_memory(tmp_path, monkeypatch) -> None:
