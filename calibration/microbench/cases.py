@@ -36,7 +36,7 @@ _RESULT_BYTES = 24e6
 _SPREADS = (0.0, 16e6, 96e6, 250e6)
 _LARGEST_SPREAD_BYTES = 2e9
 _COLD_TABLE_BYTES = 5e7
-_SHARED_BYTES = 6e8  # of the tables of one call together
+_SHARED_BYTES = 4e8  # of the tables of one call together
 _TABLES = (2, 10, 5)  # that a call looks up, in turn: a model has several
 _MOST_ARRAYS = 256  # of all sets together: placing each costs 0.1 to 0.2 ms
 _NUMBERS = 2**20  # distinct random numbers
@@ -183,6 +183,9 @@ def _case(
             for _ in range(sets)
         ]
 
+    def shapes() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return many, tuple(_shape(a) for _ in range(copies) for a in program.arguments)
+
     def describe(told: Callable[[], Any]) -> Mapping[str, Any]:
         if program.lookups is not None:
             if program.lookups.direction == "forward":  # sums so long that XLA makes several ops
@@ -219,6 +222,7 @@ def _case(
         key,
         named,
         make,
+        shapes=shapes,
         divisor=copies * program.times,
         subtract_s=other_s,
         carried=carried,
@@ -298,6 +302,15 @@ def argument(rng: np.random.Generator, description: tuple) -> np.ndarray:
     made[:whole].reshape(-1, len(few))[:] = few  # np.resize takes twenty times as long
     made[whole:] = few[: len(made) - whole]
     return made.reshape(shape)
+
+
+def _shape(description: tuple) -> Any:
+    """What `argument` makes, without numbers."""
+    import jax
+
+    kind, shape, *_ = description
+    types = {"flags": np.bool_, "index": np.int32, "lookups": np.int32}
+    return jax.ShapeDtypeStruct(shape, types.get(kind, np.float32))
 
 
 @functools.cache

@@ -17,6 +17,7 @@ class Jax:
     """Compiled by XLA; told by the text of its program."""
 
     name = "jax"
+    by_shapes = True  # compiles for arguments that have no more
 
     def placed(self, arrays: Sequence[Any]) -> list[Any]:
         """Arrays, or numbers, where the library works on them."""
@@ -50,6 +51,7 @@ class Torch:
     """Op by op on the CPU; told by the ops below autograd that a call makes."""
 
     name = "torch"
+    by_shapes = False
 
     def placed(self, arrays: Sequence[Any]) -> list[Any]:
         import torch

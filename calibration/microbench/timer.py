@@ -73,6 +73,8 @@ class Case:
     library: Library = Jax()  # noqa: RUF009 - has no state
     # how it is timed where a device has its own clock
     timed: Callable[[Case, Budget, np.random.Generator], Timing] | None = None
+    # the same function, and arguments that have no more than their shapes; None: ask `make`
+    shapes: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,11 @@ def compile_ahead(cases: Iterable[Case], kept: dict[str, Compiled]) -> Iterator[
         if case.key in kept or case.timed is not None:
             continue
         with contextlib.suppress(Exception):
-            fn, argument_tuples = case.make(np.random.default_rng(0))
-            arguments = tuple(case.library.placed(argument_tuples[0]))
+            if case.shapes is not None and case.library.by_shapes:
+                fn, arguments = case.shapes()
+            else:
+                fn, argument_tuples = case.make(np.random.default_rng(0))
+                arguments = tuple(case.library.placed(argument_tuples[0]))
             kept[case.key] = compile_case(case, fn, arguments)
         yield True
 

@@ -19,6 +19,7 @@ Axes: N rows, K folds.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -193,14 +194,13 @@ def learn_after(
             hyper = gaussian_process.fit_hyper(hyper, [_some(examples)], _HYPER_STEPS)
         return dataclasses.replace(found, process=gaussian_process.learn(hyper, examples)[0])
 
+    def without_fold(shares: tuple[float, float]) -> np.ndarray:
+        parts = functools.partial(learned, shares)
+        asked = rows, np.ones(len(fold)), fold
+        return left_out(*asked, lambda k: parts(without[k], fold != k))[0]
+
     wanted = without[fold, place]
-    unseen = {
-        shares: left_out(
-            rows, np.ones(len(fold)), fold,
-            lambda k, shares=shares: learned(shares, without[k], fold != k),
-        )[0]
-        for shares in _AFTER
-    }  # fmt: skip
+    unseen = {shares: without_fold(shares) for shares in _AFTER}
     corrections = np.zeros(len(fold))
     for k in np.unique(fold):
         others = fold != k

@@ -136,8 +136,8 @@ def fit(
         provenance["prior"] = {"date": known.provenance.get("date"), "rows": by_family}
     alone = None
     if rest is not None and not rest.empty:
-        others = known if device.kind == "cpu" else None
-        alone = _fit_alone(fit_rows.read_measurements(rest, device), device, others)
+        of_cpus = known if device.kind == "cpu" else None
+        alone = _fit_alone(fit_rows.read_measurements(rest, device), device, of_cpus)
     model, report = model_of_families(device, fits, alone)
     provenance["rows"] = rows = 0 if usable is None else len(usable)
     report = dataclasses.replace(report, rows=rows, dropped=dict(dropped))
@@ -259,15 +259,15 @@ def _guarded(
     [R] of those rows become its own there.
     """
     group, kept = data.table.group, []
-    groups = np.unique(group)
+    groups = [int(one) for one in np.unique(group)]
     plain_s = [
         PerfModel(device, with_group_knobs(one, neutral_knobs(), groups)).op_seconds(data.table)
         for one in (knobs, *without)
     ]
-    timed = np.array([plain_s[0][group == one].min() > 0 for one in groups])  # a call has no work
+    timed = [one for one in groups if plain_s[0][group == one].min() > 0]  # a call has no work
     with np.errstate(divide="ignore"):
         plain, *plain_without = (np.log(one / data.measured_s) for one in plain_s)
-    for one in groups[timed]:
+    for one in timed:
         at = np.flatnonzero(group == one)
         constant = np.array([
             np.median(plain_without[k][at[fold[at] != k]]) if (fold[at] != k).any() else np.nan
@@ -281,7 +281,7 @@ def _guarded(
             alike = {"compute_efficiency": share, "memory_efficiency": share}
             scaled = dataclasses.replace(neutral_knobs(), **alike)
             knobs = with_group_knobs(knobs, scaled, [one])
-            kept.append(int(one))
+            kept.append(one)
     return knobs, kept
 
 

@@ -116,14 +116,15 @@ class KnobVector:
             for name, of in self.places()
         ]
 
-    def prior(self, machines: KnownKnobs) -> tuple[np.ndarray, np.ndarray]:
+    def prior(self, machines: KnownKnobs | None = None) -> tuple[np.ndarray, np.ndarray]:
         """(means, widths) of theta: what other machines' were, else what is believed."""
         found = []
         for key in self.names():
             name, word = key.split()
-            told = [theta[key] for theta in machines.values() if key in theta]
+            told = [theta[key] for theta in (machines or {}).values() if key in theta]
             if told:
-                found.append((np.mean(told), float(np.hypot(np.std(told), _BETWEEN[name]))))
+                width = float(np.hypot(np.std(told), _BETWEEN[name]))
+                found.append((float(np.mean(told)), width))
                 continue
             median, width = _OWN_PRIOR.get((name, word)) or _PRIOR[name]
             odds = median / (1 - median) if name == "smoothing" else median
@@ -172,7 +173,7 @@ def fit_knobs(
     `measured` are seconds [R], `machines` the knobs that others have. The later fits start where
     the first one ended, and share its compiled functions.
     """
-    vector, (every, *others) = fit_theta(table, measured, device, left_out, machines or {})
+    vector, (every, *others) = fit_theta(table, measured, device, left_out, machines)
     return vector.solved(every), [vector.solved(theta) for theta in others]
 
 
@@ -184,7 +185,7 @@ def fit_theta(
     thin = _thinned(table, measured)
     table, measured = jax.tree.map(lambda x: x[thin], table), measured[thin]
     vector = KnobVector.of(table, device)
-    means, widths = vector.prior(machines or {})
+    means, widths = vector.prior(machines)
     rows = np.arange(padded_rows(len(thin))) % len(thin)  # more than there are count nothing
     # one thread of linear algebra: the factorisations are small, and on a busy machine threads wait
     # for each other (24 s became 300); float32 steps are too coarse for a least-squares solver's
