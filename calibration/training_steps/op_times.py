@@ -3,7 +3,8 @@
 The trace has an event for every instruction that runs, under its name in the optimized program,
 which is also the label of its op in a prediction. The event of a loop spans those of its body, so
 an instruction's time is its event less the events inside it; executions of the same instruction
-within a call add up. Of several calls each instruction keeps its median, as the step does.
+within a call add up. Of several calls each instruction keeps what is usual, as an op that is
+measured alone.
 
 An event costs a fraction of a microsecond itself, and on several cores an instruction that hands
 work to other threads may end before its work does: on one core the times add up to the step's.
@@ -11,11 +12,12 @@ work to other threads may end before its work does: on one core the times add up
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from hybridperf_calibration.microbench.timer import usual
 
 NS = 1e-9
 
@@ -23,7 +25,7 @@ Event = tuple[float, float, str, str]  # start and end in ns, instruction, which
 
 
 def profile(call: Callable[[], object], calls: int) -> dict[str, float]:
-    """Seconds per call of each instruction that `call` runs: the median of `calls` calls."""
+    """Seconds per call of each instruction that `call` runs: as usual in `calls` calls."""
     import jax
 
     options = jax.profiler.ProfileOptions()
@@ -43,7 +45,7 @@ def profile(call: Callable[[], object], calls: int) -> dict[str, float]:
                     of_call[instruction] += nanoseconds * NS
     names = {name for of_call in taken.values() for name in of_call}
     return {
-        name: statistics.median(of_call[name] for of_call in taken.values() if name in of_call)
+        name: usual([of_call[name] for of_call in taken.values() if name in of_call])
         for name in sorted(names)
     }
 

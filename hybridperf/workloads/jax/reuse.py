@@ -75,8 +75,11 @@ def with_reuse(steps: Iterable[HloStep], temporary_bytes: float) -> list[HloStep
     for step, size in zip(steps, moved, strict=True):
         if step.table and step.table[0] in tables:
             # rows of a table come back after many passes, when about all of every table has been
-            # touched
-            step = dataclasses.replace(step, reuse_bytes=max(sum(tables.values()), pass_bytes))
+            # touched; those that this pass has looked up are updated by it
+            table, distance = step.table[0], max(sum(tables.values()), pass_bytes)
+            if table in last and any(touch.buffer == table for touch in step.writes):
+                distance = min(distance, max(clock - last[table], size))
+            step = dataclasses.replace(step, reuse_bytes=distance)
         else:
             distances = [
                 (min(clock - last[t.buffer], pass_bytes) if t.buffer in last else pass_bytes, t)
