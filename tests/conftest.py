@@ -3,6 +3,7 @@
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,9 @@ from hybridperf.cli import app as cli
 from hybridperf.cli.common import cache_folder
 
 # files that take minutes come first, so that none is left alone at the end; see Makefile
-LONGEST = ("test_notebooks.py", "test_cli.py", "test_search.py")
+LONGEST = ("test_notebooks.py", "test_cli.py", "test_search.py", "test_one_price.py")
+# rooms whose tests neither read what XLA makes of a program nor measure
+FORMULAS = ("collectives", "engine", "explore", "model", "ops", "runs", "studies", "training")
 
 
 def pytest_configure() -> None:
@@ -29,6 +32,27 @@ def pytest_collection_finish() -> None:
     """Look for garbage seldom, and never in what was imported: a tenth of the time goes there."""
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def compiled_sooner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile what a test of formulas asks JAX for, op by op mostly, as prices of the library are.
+
+    JAX has no such setting that leaves alone the programs which other tests read or measure.
+    """
+    if request.path.parent.name not in FORMULAS:
+        return
+    from jax._src import compiler  # here: JAX is imported after `pytest_configure`
+
+    from hybridperf.io.namespace import SOONER_COMPILED
+
+    usual = compiler.get_compile_options
+
+    def sooner(*args: Any, env_options_overrides: dict | None = None, **more: Any) -> Any:
+        options = SOONER_COMPILED | (env_options_overrides or {})
+        return usual(*args, env_options_overrides=options, **more)
+
+    monkeypatch.setattr(compiler, "get_compile_options", sooner)
 
 
 @pytest.fixture(scope="session")
