@@ -40,7 +40,7 @@ def compiled_sooner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
     JAX has no such setting that leaves alone the programs which other tests read or measure.
     """
-    if request.path.parent.name not in FORMULAS:
+    if request.path.parent.name not in FORMULAS and "docs/concepts/" not in request.node.name:
         return
     from jax._src import compiler  # here: JAX is imported after `pytest_configure`
 
