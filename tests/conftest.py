@@ -12,8 +12,13 @@ from hybridperf.cli.common import cache_folder
 
 # files that take minutes come first, so that none is left alone at the end; see Makefile
 LONGEST = ("test_notebooks.py", "test_cli.py", "test_search.py", "test_one_price.py")
-# rooms whose tests neither read what XLA makes of a program nor measure
-FORMULAS = ("collectives", "engine", "explore", "model", "ops", "runs", "studies", "training")
+# how names of tests begin that neither read what XLA makes of a program nor measure
+FORMULAS = (
+    "tests/collectives/", "tests/engine/", "tests/explore/", "tests/model/", "tests/ops/",
+    "tests/runs/", "tests/studies/", "tests/training/",
+    "tests/workloads/test_memory", "tests/workloads/test_transformer",
+    "tests/project/test_docs.py::test_examples_run[docs/concepts/",
+)  # fmt: skip
 
 
 def pytest_configure() -> None:
@@ -40,7 +45,7 @@ def compiled_sooner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
     JAX has no such setting that leaves alone the programs which other tests read or measure.
     """
-    if request.path.parent.name not in FORMULAS and "docs/concepts/" not in request.node.name:
+    if not request.node.nodeid.startswith(FORMULAS):
         return
     from jax._src import compiler  # here: JAX is imported after `pytest_configure`
 
