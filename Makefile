@@ -47,8 +47,9 @@ $(VENV)/.core: $(VENV)/.python pyproject.toml setup.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
+# modules are compiled when they are first imported: most of these twenty thousand never are
 $(VENV)/.dev: $(VENV)/.python pyproject.toml setup.py
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e ".[dev]"
 	@touch $@
 
 clean:

@@ -33,7 +33,7 @@ from hybridperf.engine.step_width import StepWidth
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import LEVELS
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import Array, array_module, fresh_views
+from hybridperf.io.namespace import SOONER_COMPILED, Array, array_module, fresh_views
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel, Platform
 from hybridperf.model.alive import MACHINE
 from hybridperf.model.calls import kind_of, row_kinds
@@ -41,6 +41,7 @@ from hybridperf.model.step_effects import NAMES
 from hybridperf.model.step_table import StepTable, split
 from hybridperf.ops import GROUPS
 
+_FEW = 256  # so many are answered before a quicker function were compiled
 _BATCH = "batch"  # axis of the devices that share a batch
 _EFFECTS = "effects"  # all step effects as one field [K, B]
 _OF_LEVELS = ("level_bytes", *LEVEL_KNOBS)
@@ -160,7 +161,8 @@ class BatchPredictor:
             rows = dataclasses.replace(rows, alive=None)
         asked = self._width if self._outputs is None else self._outputs
         given = (asked, self._program, rows, self._fixed, varied, self._mesh)
-        found = np.asarray(_batch_answers(*given), np.float64)[..., :size]
+        answers_of = _few_answers if size <= _FEW else _batch_answers
+        found = np.asarray(answers_of(*given), np.float64)[..., :size]
         answers = self._checked(np.atleast_2d(found), varied)
         if asked is None:
             return answers[0]
@@ -375,3 +377,4 @@ def _batch_answers_impl(
 
 
 _batch_answers = jax.jit(_batch_answers_impl, static_argnums=5)
+_few_answers = jax.jit(_batch_answers_impl, static_argnums=5, compiler_options=SOONER_COMPILED)

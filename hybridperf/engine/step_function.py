@@ -42,7 +42,7 @@ from hybridperf.engine.prediction import check_backend
 from hybridperf.engine.workload import Workload, priced
 from hybridperf.hardware import LEVELS
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import QUICKLY_COMPILED, Array
+from hybridperf.io.namespace import QUICKLY_COMPILED, SOONER_COMPILED, Array, is_traced
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel, Platform, canonical
 from hybridperf.model.alive import MACHINE, AliveCorrections, alive_corrections, in_precision
 from hybridperf.model.calls import no_op
@@ -180,6 +180,7 @@ def seconds_at(
 
 
 _seconds = jax.jit(seconds_at, static_argnums=3)
+_seconds_alone = jax.jit(seconds_at, static_argnums=3, compiler_options=SOONER_COMPILED)
 
 
 def _held_seconds(
@@ -255,7 +256,8 @@ class StepFunction:
         """
         rows, today, usual = self._arrays()
         whole = _completed(usual, knobs)
-        return _seconds(self._program, rows, today, self._step.groups, whole)
+        seconds = _seconds if is_traced(whole) else _seconds_alone
+        return seconds(self._program, rows, today, self._step.groups, whole)
 
     def slopes(self) -> dict[str, Any]:
         """d seconds / d knob at today's values: `jax.grad(self)(self.knobs)`, sooner compiled.

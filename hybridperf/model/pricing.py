@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
-from hybridperf.io.namespace import Array
+from hybridperf.io.namespace import SOONER_COMPILED, Array, is_traced
 from hybridperf.model.batch import traced
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import Platform
@@ -105,16 +105,19 @@ class OpPricer:
                 f" {', '.join(missing)}"
             )
         precision = jnp.result_type(float)
-        if precision not in self._compiled:
-            # a copy: JAX (0.9, 0.11) remembers how it took NumPy's arrays in another precision
-            self._compiled[precision] = jax.jit(copy.deepcopy(self)._seconds)
         # new arrays: an integer where a float was would compile again
         given = jax.tree.map(lambda leaf: jnp.array(leaf, precision), (platform, dims))
-        return self._compiled[precision](*given)
+        way = precision, is_traced(given)
+        if way not in self._compiled:
+            # a copy: JAX (0.9, 0.11) remembers how it took NumPy's arrays in another precision
+            seconds = copy.deepcopy(self)._seconds
+            options = None if is_traced(given) else SOONER_COMPILED
+            self._compiled[way] = jax.jit(seconds, compiler_options=options)
+        return self._compiled[way](*given)
 
     @functools.cached_property
     def _compiled(self) -> dict[Any, Callable[..., Any]]:
-        """By precision."""
+        """By precision, and whether it is part of a larger function."""
         return {}
 
     def _seconds(self, platform: Platform, dims: dict[str, Any]) -> Array:

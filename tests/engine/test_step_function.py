@@ -28,6 +28,7 @@ from hybridperf.workloads.serving.deployment import Deployment
 from hybridperf.workloads.serving.layers import ServedCalls
 
 SEEDS, QUICK_SEEDS = 50, 5
+jitted = functools.partial(jax.jit, compiler_options=QUICKLY_COMPILED)
 TOLERANCE = 0.005
 
 
@@ -105,7 +106,7 @@ def test_the_gradient_by_every_knob_is_that_of_differences(seed: int) -> None:
     with jax.enable_x64(True):
         f = step_function(model, workload)
         usual, step_s = f.knobs, hp.predict(model, workload).time_s
-        both = jax.jit(jax.value_and_grad(f), compiler_options=QUICKLY_COMPILED)
+        both = jitted(jax.value_and_grad(f))
         time_s, slopes = both(usual)
         assert float(time_s) == pytest.approx(step_s, rel=1e-9), "today it is the plain price"
         slopes, sooner = flat(slopes), flat(f.slopes())
@@ -180,14 +181,16 @@ def test_knobs_of_groups_multiply_what_prices_an_op(products: Workload) -> None:
 def test_many_at_once_are_one_after_the_other(products: Workload) -> None:
     f = step_function(load_model("h100_sxm"), products)
     rates = f.knobs["memory_bytes_per_s"] * jnp.linspace(0.5, 2.0, 5)
-    slope = jax.grad(lambda rate: f({"memory_bytes_per_s": rate}))
+    at = lambda rate: f({"memory_bytes_per_s": rate})  # noqa: E731
+    slope = jitted(jax.grad(at))
     one_by_one = [float(f({"memory_bytes_per_s": rate})) for rate in rates]
-    together = jax.vmap(f)({"memory_bytes_per_s": rates})
+    together = jitted(jax.vmap(f))({"memory_bytes_per_s": rates})
     np.testing.assert_allclose(together, one_by_one, rtol=1e-6)
-    np.testing.assert_allclose(jax.vmap(slope)(rates), [slope(rate) for rate in rates], rtol=1e-4)
+    slopes = jitted(jax.vmap(jax.grad(at)))(rates)
+    np.testing.assert_allclose(slopes, [slope(rate) for rate in rates], rtol=1e-4)
     point = lambda a, b: f({"memory_bytes_per_s": a, "peak_flops_scale": b})  # noqa: E731
     grid = jax.vmap(jax.vmap(point, (0, None)), (None, 0))
-    found = jax.jit(grid)(rates, jnp.array([1.0, 0.5]))
+    found = jitted(grid)(rates, jnp.array([1.0, 0.5]))
     assert found.shape == (2, 5)
     np.testing.assert_allclose(found[0], one_by_one, rtol=1e-6)
     np.testing.assert_allclose(
@@ -205,7 +208,7 @@ def test_one_trace_however_often_it_is_called(
         traces.append(1)
         return module.seconds_at(*given)
 
-    monkeypatch.setattr(module, "_seconds", jax.jit(counted, static_argnums=3))
+    monkeypatch.setattr(module, "_seconds_alone", jax.jit(counted, static_argnums=3))
     model = machine("datasheet")
     f = step_function(model, products)
     f(f.knobs)
@@ -247,7 +250,7 @@ def test_an_optimiser_finds_the_cheapest_machine(products: Workload) -> None:
 
     logs = {"memory_bytes_per_s": jnp.array(0.0), "peak_flops_scale": jnp.array(0.0)}
     optimizer = optax.adam(0.05)
-    state, step = optimizer.init(logs), jax.jit(jax.value_and_grad(cost))
+    state, step = optimizer.init(logs), jitted(jax.value_and_grad(cost))
     costs = []
     for _ in range(60):
         value, slopes = step(logs)

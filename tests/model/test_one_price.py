@@ -3,6 +3,7 @@ device of `devices.toml`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +15,8 @@ from support.part_calls import calls_of
 from support.sizes import CASES, TEXT
 
 import hybridperf as hp
-from hybridperf.hardware import names_people_use
-from hybridperf.io import InputError
+from hybridperf.hardware import device_names
+from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.model import model_or_datasheet
 from hybridperf.model.batch import batches_of
 from hybridperf.model.price import price
@@ -36,37 +37,33 @@ def x64() -> Iterator[None]:
         yield
 
 
-def parts_of(device: str) -> Iterator[tuple[hp.PerfModel, str, str, pd.DataFrame, OpRows]]:
-    """Rows of every op in every number format that a device has."""
+@functools.cache
+def parts_of(device: str) -> list[tuple[str, pd.DataFrame, OpRows]]:
+    """Rows of every op in every number format that a device has: (format, as a table has them, as
+    read).
+    """
     model = model_or_datasheet(device)
-    for name, sizes in CASES.items():
-        for dtype in DTYPES:
-            given = {"op": name, "dtype": dtype, **TEXT.get(name, {})}
-            larger = [{key: size * one if size > 8 else size for key, size in sizes.items()}
-                      for one in SCALES]  # fmt: skip
-            frame = pd.DataFrame([{**given, **one} for one in larger])
-            try:
-                parsed = parse_ops(frame, model.device)
-            except InputError:  # no such number format there
-                continue
-            yield model, name, dtype, model.predict_ops(frame), parsed.parts[0]
+    frame = pd.DataFrame([
+        {"op": name, "dtype": dtype, **TEXT.get(name, {})}
+        | {key: size * scale if size > 8 else size for key, size in sizes.items()}
+        for name, sizes in CASES.items() for dtype in DTYPES for scale in SCALES
+    ])  # fmt: skip
+    told, parts = model.predict_ops(frame), parse_ops(frame, model.device).parts
+    return [(frame["dtype"].iloc[part.rows[0]], told.iloc[part.rows], part) for part in parts]
 
 
-@pytest.mark.parametrize("device", names_people_use("devices"))
+@pytest.mark.parametrize("device", device_names())
 def test_rows_and_calls_have_one_price(device: str) -> None:
-    compared = 0
-    for model, name, dtype, row, part in parts_of(device):
+    model, parts = model_or_datasheet(device), parts_of(device)
+    for dtype, told, part in parts:
         called = price(model, calls_of(part))
-        at = part.rows
-        told = row.iloc[at]
-        np.testing.assert_allclose(called.seconds, told["predicted_s"], EXACT, err_msg=name)
-        np.testing.assert_allclose(called.roofline_s, told["roofline_s"], EXACT, err_msg=name)
-        assert (called.in_range == told["in_range"]).all(), (name, dtype)
-        compared += 1
-    assert compared >= len(CASES)
+        np.testing.assert_allclose(called.seconds, told["predicted_s"], EXACT, err_msg=part.name)
+        np.testing.assert_allclose(called.roofline_s, told["roofline_s"], EXACT, err_msg=part.name)
+        assert (called.in_range == told["in_range"]).all(), (part.name, dtype)
+    assert {part.name for _, _, part in parts} == {*CASES}
 
 
-@pytest.mark.parametrize("device", names_people_use("devices"))
+@pytest.mark.parametrize("device", device_names())
 def test_traced_functions_have_it_too(device: str, request: pytest.FixtureRequest) -> None:
     """Every op; a way to a price (who says it, whose rows) that was traced on a device before is
     left to the slow run, which traces all.
@@ -75,20 +72,20 @@ def test_traced_functions_have_it_too(device: str, request: pytest.FixtureReques
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", names_people_use("devices"))
+@pytest.mark.parametrize("device", device_names())
 def test_traced_functions_have_it_on_every_device(device: str) -> None:
     assert check_traced(device, again=True) >= len(CASES)
 
 
 def check_traced(device: str, again: bool) -> int:
-    compared = 0
-    for model, name, dtype, row, part in parts_of(device):
-        if op_by_name(name)[0].unit == "vector" and dtype != "fp32":
+    model, compared = model_or_datasheet(device), 0
+    for dtype, told, part in parts_of(device):
+        if op_by_name(part.name)[0].unit == "vector" and dtype != "fp32":
             continue
         batch = as_measured(model, next(iter(batches_of(part))))
         source = price_batch(batch, Machine.of(model)).owner.sources()[0]
         # of one number format each, in the quick run
-        way = name, dtype if again else "", who(batch, model), source
+        way = part.name, dtype if again else "", who(batch, model), source
         if way in traced_before and not again:
             continue
         traced_before.add(way)
@@ -96,9 +93,11 @@ def check_traced(device: str, again: bool) -> int:
             key: np.broadcast_to(getattr(part.op, key), (len(part.rows),))
             for key in part.op.dimensions()
         }
-        found = jax.vmap(lambda sizes, part=part, model=model: seconds(model, part, sizes))(columns)
-        told = row.iloc[part.rows]["predicted_s"]
-        np.testing.assert_allclose(found, told, EXACT, err_msg=f"{name} {dtype}")
+        traced = jax.vmap(functools.partial(seconds, model, part))
+        found = jax.jit(traced, compiler_options=QUICKLY_COMPILED)(columns)
+        np.testing.assert_allclose(
+            found, told["predicted_s"], EXACT, err_msg=f"{part.name} {dtype}"
+        )
         compared += 1
     return compared
 

@@ -18,6 +18,7 @@ from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.collectives.traced import CollectivePricer
 from hybridperf.hardware import LEVELS, load_device
 from hybridperf.io import InputError
+from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.learning.inputs import Box, Inputs, inputs_of
 from hybridperf.learning.prior import alone
 from hybridperf.learning.training import train
@@ -37,20 +38,13 @@ from hybridperf.ops.roofline import RooflineKnobs
 
 H100 = load_device("h100_sxm")
 STEP = 1e-5  # of finite differences, relative
+jitted = functools.partial(jax.jit, compiler_options=QUICKLY_COMPILED)
 
 
 @pytest.fixture(autouse=True)
 def x64() -> Iterator[None]:
     with jax.enable_x64(True):
         yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly() -> Iterator[None]:
-    """Each function is called a few times: a fifth of the file's minutes is optimising them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def dtype_of(op: str) -> str:
@@ -254,9 +248,8 @@ def check_slopes(both: Callable[..., Any], platform: Platform, op: str) -> None:
 
 def seconds_and_slopes(pricer: OpPricer, argnums: int | tuple[int, ...]) -> Callable[..., Any]:
     """Of (platform, dims)."""
-    return jax.jit(
-        jax.value_and_grad(lambda platform, dims: pricer(platform, **dims), argnums=argnums)
-    )
+    both = jax.value_and_grad(lambda platform, dims: pricer(platform, **dims), argnums=argnums)
+    return jitted(both)
 
 
 def with_knob(platform: Platform, name: str, at: int, value: float) -> Platform:
@@ -376,7 +369,7 @@ def test_one_compile_for_all_sizes_and_machines(
 
 def test_sizes_may_be_mapped(shipped: PerfModel) -> None:
     pricer, rows = pricer_of(shipped, "gemm"), np.array([10.3, 100.3, 3000.3])
-    batch = jax.vmap(lambda m: pricer(shipped.platform(), m=m, n=1100.6, k=700.2))(rows)
+    batch = jitted(jax.vmap(lambda m: pricer(shipped.platform(), m=m, n=1100.6, k=700.2)))(rows)
     expected = shipped.predict_ops(
         row("gemm", {"m": rows, "n": np.full(3, 1100.6), "k": np.full(3, 700.2)})
     )["predicted_s"]
@@ -414,7 +407,7 @@ def test_a_step_descends_on_two_ops_at_once(shipped: PerfModel) -> None:
     )
     platform = shipped.platform()
 
-    @jax.jit
+    @jitted
     def step(n: Any) -> Any:
         return jax.value_and_grad(
             lambda n: jnp.log(
@@ -464,9 +457,9 @@ def test_one_precision_after_the_other(fabric: CollectiveModel, shipped: PerfMod
     for precise in (True, False, True):
         with jax.enable_x64(precise):
             reduced = CollectivePricer.of(fabric, "all_reduce", n_gpus=8)
-            found = [jax.grad(reduced, argnums=1)(fabric.links(), 64e6)]
+            found = [jitted(jax.grad(reduced, argnums=1))(fabric.links(), 64e6)]
             priced = functools.partial(pricer_of(shipped, "gemm"), **CASES["gemm"])
-            by_machine = jax.grad(priced)(shipped.platform())
+            by_machine = jitted(jax.grad(priced))(shipped.platform())
             found += [by_machine.memory_bytes_per_s, by_machine.peak_flops_scale]
         assert all(one.dtype == (np.float64 if precise else np.float32) for one in found[1:])
         gradients.append([float(one) for one in found])

@@ -312,26 +312,34 @@ def opened(browser, tmp_path):
     finished()
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [390, 1280])
-def test_pages_open_without_a_complaint_and_fit_their_window(
-    opened, predicted, planned, dark, width
-):
-    pages = (
+@pytest.fixture(scope="module")
+def printed(planned):
+    return plan_report(planned, 3)
+
+
+@pytest.fixture(scope="module")
+def pages(predicted, planned):
+    """Answers, and how many figures each has."""
+    return (
         (of_a_prediction(predicted), 3),
         (of_traces(two_ranks()), 1),
         (of_a_plan(planned), 1),
         (every_part(HOSTILE), 5),
     )
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_pages_open_without_a_complaint_and_fit_their_window(opened, pages, printed, dark, width):
     for answer, figures in pages:
-        tab = opened("words", answer, plan_report(planned, 3), width=width, dark=dark)
+        tab = opened("words", answer, printed, width=width, dark=dark)
         tab.value("document.querySelectorAll('details').forEach(d => d.open = true) || 0")
         tab.settle()
         assert tab.value("document.documentElement.scrollWidth") <= width
         background = tab.value("getComputedStyle(document.documentElement).backgroundColor")
         assert background == ("rgb(20, 24, 29)" if dark else "rgb(253, 253, 253)")
         assert tab.value("document.querySelectorAll('figure svg').length") == figures
-        assert tab.value("document.querySelector('pre').textContent") == plan_report(planned, 3)
+        assert tab.value("document.querySelector('pre').textContent") == printed
 
 
 def test_a_page_says_what_the_answer_says(opened, predicted):

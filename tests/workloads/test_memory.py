@@ -634,7 +634,7 @@ def test_knobs_have_gradients():
         )
 
     at = np.array([getattr(start, name) for name in names])
-    slopes = jax.grad(total)(jnp.asarray(at))
+    slopes = jax.jit(jax.grad(total))(jnp.asarray(at))
     for index, name in enumerate(names):
         step = at.copy()
         step[index] *= 1.0001

@@ -51,7 +51,7 @@ from hybridperf.explore.sweeps.smooth import soft_end
 from hybridperf.explore.sweeps.step_ops import StepEntry, StepOp, alike_ops, graph_of, read_ops
 from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
 from hybridperf.explore.sweeps.written import Part
-from hybridperf.io.namespace import QUICKLY_COMPILED, Array
+from hybridperf.io.namespace import QUICKLY_COMPILED, SOONER_COMPILED, Array
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.variance import Components, ends
@@ -178,7 +178,7 @@ class StepTarget(Target):
         varied = {name: value for name, value in values.items() if name not in same}
         seconds = []
         with jax.enable_x64(True):
-            batched = self._batched(tuple(varied), tuple(same))
+            batched = self._batched(tuple(varied), tuple(same), rows <= _LARGEST_BATCH)
             if not varied:
                 return np.repeat(np.asarray(batched({}, same), np.float64), rows)
             # the rest is as wide as what came before it: another width would compile again
@@ -192,7 +192,7 @@ class StepTarget(Target):
         return np.concatenate(seconds)
 
     @functools.cache  # noqa: B019  (a target lives as long as its spec)
-    def _batched(self, varied: tuple[str, ...], same: tuple[str, ...]) -> Callable:
+    def _batched(self, varied: tuple[str, ...], same: tuple[str, ...], once: bool) -> Callable:
         durations, program = self._durations([*varied, *same]), self._program
 
         def seconds(varied: Mapping[str, Array], same: Mapping[str, Array]) -> Array:
@@ -201,7 +201,7 @@ class StepTarget(Target):
             priced = jax.vmap(lambda varied: durations({**varied, **same}))(varied)
             return makespan(program, priced.T)
 
-        return jax.jit(seconds, compiler_options=None if varied else QUICKLY_COMPILED)
+        return jax.jit(seconds, compiler_options=QUICKLY_COMPILED if once else SOONER_COMPILED)
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         durations, program = self._durations(names), self._program
