@@ -3,7 +3,6 @@
 import gc
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,13 +11,6 @@ from hybridperf.cli.common import cache_folder
 
 # files that take minutes come first, so that none is left alone at the end; see Makefile
 LONGEST = ("test_notebooks.py", "test_cli.py", "test_search.py", "test_one_price.py")
-# how names of tests begin that neither read what XLA makes of a program nor measure
-FORMULAS = (
-    "tests/collectives/", "tests/engine/", "tests/explore/", "tests/model/", "tests/ops/",
-    "tests/runs/", "tests/studies/", "tests/training/",
-    "tests/workloads/test_memory", "tests/workloads/test_transformer",
-    "tests/project/test_docs.py::test_examples_run[docs/concepts/",
-)  # fmt: skip
 
 
 def pytest_configure() -> None:
@@ -37,27 +29,6 @@ def pytest_collection_finish() -> None:
     """Look for garbage seldom, and never in what was imported: a tenth of the time goes there."""
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
-
-
-@pytest.fixture(autouse=True)
-def compiled_sooner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile what a test of formulas asks JAX for, op by op mostly, as prices of the library are.
-
-    JAX has no such setting that leaves alone the programs which other tests read or measure.
-    """
-    if not request.node.nodeid.startswith(FORMULAS):
-        return
-    from jax._src import compiler  # here: JAX is imported after `pytest_configure`
-
-    from hybridperf.io.namespace import SOONER_COMPILED
-
-    usual = compiler.get_compile_options
-
-    def sooner(*args: Any, env_options_overrides: dict | None = None, **more: Any) -> Any:
-        options = SOONER_COMPILED | (env_options_overrides or {})
-        return usual(*args, env_options_overrides=options, **more)
-
-    monkeypatch.setattr(compiler, "get_compile_options", sooner)
 
 
 @pytest.fixture(scope="session")

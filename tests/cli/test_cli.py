@@ -381,7 +381,10 @@ def test_a_prior_that_cannot_serve_is_refused(refused, rows, measured, tmp_path)
         "fit", path, "--device", "v100", "--prior", tmp_path, "--folder", out
     )  # a folder without one
     assert "priors know GPUs" in refused(
-        "fit", path, "--device", "here", "--prior", tmp_path, "--folder", out
+        "fit", path, "--device", "here", "--prior", "prior", "--folder", out
+    )
+    assert "got one over CPUs" in refused(
+        "fit", path, "--device", "v100", "--prior", "cpu_jax", "--folder", out
     )
     (tmp_path / "prior.json").write_text("{")
     assert "is damaged" in refused(

@@ -190,26 +190,33 @@ def _prior(
     if gpu_of(device) is None:
         if prior is None:
             return None
+        raise _knows_gpus(device)
+    found = prior if isinstance(prior, Prior) else load_prior(prior or DEFAULT_PRIOR)
+    if found.knobs:
         raise InputError(
-            "priors know GPUs whose number of multiprocessors and L2 size are given, and"
-            f" {device.id} is not one of them; use --prior none"
+            f"expected a prior over GPUs for {device.id}, got one over CPUs; use --prior none"
         )
-    if type(prior) is Prior:
-        return prior
-    return load_prior(DEFAULT_PRIOR if prior is None else str(prior))
+    return found
+
+
+def _knows_gpus(device: DeviceSpec) -> InputError:
+    return InputError(
+        "priors know GPUs whose number of multiprocessors and L2 size are given, and"
+        f" {device.id} is not one of them; use --prior none"
+    )
 
 
 def _prior_of_cpus(
     prior: str | Prior | None, device: DeviceSpec, rows: pd.DataFrame | None
 ) -> Prior | None:
     """What CPUs showed of the library whose ops were measured, on as many cores."""
-    if isinstance(prior, Prior):
-        return prior
     told = [] if rows is None or "library" not in rows else rows["library"].dropna().unique()
     name = CPU_PRIORS.get(str(told[0]) if len(told) else "jax")
     if prior is None and (name is None or len(told) > 1 or not is_installed(name)):
         return None
-    found = load_prior(str(prior or name))
+    found = prior if isinstance(prior, Prior) else load_prior(str(prior or name))
+    if not found.knobs:
+        raise _knows_gpus(device)
     return found if prior or found.provenance.get("cores") == device.multiprocessors else None
 
 
