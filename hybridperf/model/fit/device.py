@@ -122,7 +122,7 @@ def fit(
     """
     device = fit_rows.named_device(device, measurements)
     provenance = {**origin(measurements), **(provenance or {})}
-    known = _prior(prior, device, measurements)
+    known = prior_for(prior, device, measurements)
     usable, dropped = None, dict[str, int]()
     if measurements is not None:
         usable, dropped = fit_rows.usable_rows(measurements, device)
@@ -179,7 +179,7 @@ def model_of_families(
     return model, _reported(pd.concat(every, ignore_index=True), shares, rows)
 
 
-def _prior(
+def prior_for(
     prior: str | Prior | None, device: DeviceSpec, rows: pd.DataFrame | None
 ) -> Prior | None:
     """The prior to use; `InputError` where one is asked for that cannot serve the device."""

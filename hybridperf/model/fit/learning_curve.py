@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
+from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.alone import log_correction
 from hybridperf.model import PerfModel
-from hybridperf.model.fit.device import learn_corrections
+from hybridperf.model.fit.device import learn_corrections, prior_for
 from hybridperf.model.fit.knobs import fit_knobs
 from hybridperf.model.fit.rows import (
     FOLDS,
@@ -53,6 +54,8 @@ def learning_curve(
             " rows in all"
         )
     train_data, unseen = data.some(~held), data.some(held)
+    known = prior_for(None, device, measurements) if device.kind == "cpu" else None
+    knobs, families = (known.knobs, known.families) if known else ({}, {})
     sizes = sorted({float(share) for share in shares}, reverse=True)
     group = train_data.table.group
     place = shuffled(group, 1) / np.bincount(group)[group]
@@ -61,22 +64,29 @@ def learning_curve(
     # compiled functions
     largest = train_data.some(masks[0])
     smaller = [~mask[masks[0]] for mask in masks[1:]]
-    first, others = fit_knobs(largest.table, largest.measured_s, device, smaller)
+    first, others = fit_knobs(largest.table, largest.measured_s, device, smaller, knobs)
     curve = [
-        _judged(unseen, train_data.some(mask), PerfModel(device, knobs))
-        for mask, knobs in zip(masks, [first, *others], strict=True)
+        _judged(unseen, train_data.some(mask), PerfModel(device, found), families)
+        for mask, found in zip(masks, [first, *others], strict=True)
     ]
     return pd.concat(curve[::-1], ignore_index=True)
 
 
-def _judged(unseen: MeasuredOps, seen: MeasuredOps, closed_form: PerfModel) -> pd.DataFrame:
+def _judged(
+    unseen: MeasuredOps,
+    seen: MeasuredOps,
+    closed_form: PerfModel,
+    priors: Mapping[str, FamilyPrior],
+) -> pd.DataFrame:
     """Errors on `unseen` of knobs, and with corrections learned from `seen`, per op and for all."""
     knobs_errors = np.log(closed_form.op_seconds(unseen.table) / unseen.measured_s)
     errors_seen = np.log(closed_form.op_seconds(seen.table) / seen.measured_s)
     # shares are chosen with knobs that saw the fold left out: a second fit for each fold would cost
     # six times as much
     without = np.broadcast_to(errors_seen, (FOLDS, len(errors_seen)))
-    residuals, _ = learn_corrections(seen, deal_folds(seen.table.group), errors_seen, without, {})
+    residuals, _ = learn_corrections(
+        seen, deal_folds(seen.table.group), errors_seen, without, priors
+    )
     errors = knobs_errors.copy()
     for one, residual in residuals.items():
         if one in unseen.inputs:
