@@ -386,7 +386,7 @@ def test_two_passes_give_a_noise_floor(tmp_path, capsys) -> None:
         report = engine.run(cases, store, budget_s=2.0)
     assert report.complete
     assert (report.measured, report.resumed, report.failed, report.total) == (8, 0, 0, 8)
-    assert "8/8 measured" in capsys.readouterr().err  # not a terminal: plain lines
+    assert "8 of 8" in capsys.readouterr().err  # not a terminal: plain lines
     rows = read_rows(tmp_path / "rows.jsonl")
     assert [r["pass_no"] for r in rows] == [1] * 4 + [2] * 4
     assert [r["key"] for r in rows[:4]] != [r["key"] for r in rows[4:]]  # another order

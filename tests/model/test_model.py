@@ -530,7 +530,7 @@ def test_one_trace_for_a_grid(fitted: PerfModel, monkeypatch: pytest.MonkeyPatch
         traces.append(1)
         return module._batch_answers_impl(*args)
 
-    monkeypatch.setattr(module, "_batch_answers", jax.jit(counted, static_argnums=5))
+    monkeypatch.setattr(module, "_few_answers", jax.jit(counted, static_argnums=5))
     for bandwidth in (1e11, 5e11, 9e11):
         predict_batch(fitted, chain([1, 2, 3]), memory_bytes_per_s=np.linspace(1, 2, 7) * bandwidth)
     predict_batch(fitted, chain([3, 2, 3, 1]), memory_bytes_per_s=np.linspace(1, 2, 7) * 1e12)

@@ -65,7 +65,7 @@ def test_a_page_that_lost_a_mark_is_refused(refused, tmp_path) -> None:
 
 def test_results_are_for_the_page_alone(refused, tmp_path) -> None:
     assert "expected results" in refused("validate", "page")
-    assert "`validate page` only" in refused("validate", "lin", tmp_path / "results.json")
+    assert "neither for `validate lin`" in refused("validate", "lin", tmp_path / "results.json")
     missing = tmp_path / "results.json"
     assert "expected a hybridperf/validate-results file" in refused(
         "validate", "page", missing, "--out", tmp_path / "a.md"
