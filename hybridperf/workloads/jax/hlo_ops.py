@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import hybridperf.ops as ops
@@ -246,17 +247,34 @@ def _copy(instruction: Instruction, source: Shape) -> ops.Op:
 
 
 def _gather(instruction: Instruction, table: Shape, pooled: float = 0.0) -> ops.Op:
-    sizes = instruction.dims("slice_sizes") or (1,)
-    cols = float(max(math.prod(sizes), 1))
+    cols = float(max(_together(table, instruction.dims("slice_sizes") or (1,)), 1))
     rows = max(instruction.shape.elements / cols, 1.0)
     vocab = max(table.elements / cols, 1.0)
     return ops.Gather(table.dtype, rows=rows, cols=cols, vocab=vocab, pooled=pooled)
 
 
+def _together(table: Shape, sizes: Sequence[int]) -> int:
+    """Elements of a slice that lie together: of one that is indexed along its fastest dimension,
+    as an interaction's pairs are, no more than one.
+    """
+    run = 1
+    for dim in table.layout:
+        run *= sizes[dim] if dim < len(sizes) else 1
+        if dim >= len(sizes) or sizes[dim] != table.dims[dim]:
+            break
+    return run
+
+
 def _scatter(instruction: Instruction, operands: list[Shape]) -> ops.Op:
     table, updates = operands[0], operands[-1]
-    windows = instruction.dims("update_window_dims")
-    cols = float(max(math.prod(updates.dims[d] for d in windows), 1))
+    windows, indexed = instruction.dims("update_window_dims"), set[int]()
+    for word in ("inserted_window_dims", "input_batching_dims"):
+        indexed |= set(instruction.dims(word))
+    sizes = [1] * len(table.dims)
+    whole = (dim for dim in range(len(sizes)) if dim not in indexed)
+    for dim, window in zip(whole, windows, strict=False):
+        sizes[dim] = updates.dims[window]
+    cols = float(max(_together(table, sizes), 1))
     rows = max(updates.elements / cols, 1.0)
     return ops.ScatterAdd(table.dtype, rows=rows, cols=cols, vocab=max(table.elements / cols, 1.0))
 
