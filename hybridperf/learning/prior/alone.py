@@ -174,6 +174,13 @@ def prior_of(machines: Sequence[tuple[Inputs, np.ndarray]]) -> FamilyPrior:
     )  # fmt: skip
 
 
+def told(prior: FamilyPrior, inputs: Inputs) -> np.ndarray:
+    """What other machines showed of ops, to add to the log of the closed form's seconds [N]."""
+    rows = GivenRows(inputs)
+    on = prior.population.typical().closed(rows)
+    return np.asarray(bounded(prior.trunk(rows, on)[1], prior.bound))
+
+
 def learn_after(
     prior: FamilyPrior, inputs: Inputs, target: np.ndarray, without: np.ndarray, fold: np.ndarray
 ) -> tuple[Adapted, np.ndarray]:

@@ -30,7 +30,7 @@ from hybridperf.io import InputError, plain, write_json, write_table
 from hybridperf.io.provenance import origin
 from hybridperf.learning.inputs import Box
 from hybridperf.learning.prior import Adapted, FamilyPrior
-from hybridperf.learning.prior.alone import LEAST_ROWS, learn_after, learn_alone
+from hybridperf.learning.prior.alone import LEAST_ROWS, learn_after, learn_alone, told
 from hybridperf.learning.prior.shipped import (
     CPU_PRIORS,
     DEFAULT_PRIOR,
@@ -45,7 +45,7 @@ from hybridperf.model.fit import families as family_fit
 from hybridperf.model.fit import rows as fit_rows
 from hybridperf.model.fit.families import FamilyFit
 from hybridperf.model.fit.knobs import fit_knobs
-from hybridperf.model.platform import neutral_knobs, with_group_knobs
+from hybridperf.model.platform import OpTable, neutral_knobs, with_group_knobs
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import RooflineKnobs
 
@@ -227,7 +227,8 @@ def _fit_alone(
     fold = fit_rows.deal_folds(data.table.group)
     folds = [fold == k for k in range(fit_rows.FOLDS)]
     known, families = (prior.knobs, prior.families) if prior else ({}, {})
-    knobs, knobs_without = fit_knobs(data.table, data.measured_s, device, folds, known)
+    table = corrected(data, families)
+    knobs, knobs_without = fit_knobs(table, data.measured_s, device, folds, known)
     # over measured seconds: by the final knobs, and by the knobs that have not seen a row's fold
     ratio, *ratios = (
         PerfModel(device, found).op_seconds(data.table) / data.measured_s
@@ -290,6 +291,15 @@ def _guarded(
             knobs = with_group_knobs(knobs, scaled, [one])
             kept.append(one)
     return knobs, kept
+
+
+def corrected(data: fit_rows.MeasuredOps, priors: Mapping[str, FamilyPrior]) -> OpTable:
+    """The ops with what other machines showed of them: knobs explain what is left."""
+    correction = np.zeros(len(data.measured_s))
+    for group, inputs in data.inputs.items():
+        if (prior := priors.get(GROUPS[group])) is not None:
+            correction[data.table.group == group] = told(prior, inputs)
+    return dataclasses.replace(data.table, correction=correction)
 
 
 # --- learned corrections --------------------------------------------------------------------------

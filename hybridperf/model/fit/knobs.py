@@ -76,8 +76,8 @@ _BETWEEN = {
     "level_speedup": 0.4, "line_s": 0.4, "level_capacity": 0.5,
 }  # fmt: skip
 # Rows err by 0.3 about the form, not by `LOSS_SCALE`: beside them a belief counts that much more.
-# Four calibrations of a CPU of the prior's kind, in other sizes: rows held out err by 0.253, 0.228,
-# 0.217 and 0.207 at 1, 0.5, 0.3 and 0.15 times the widths above.
+# Four calibrations of a CPU of the prior's kind, in other sizes: rows held out err by 0.228, 0.209
+# and 0.206 at 1, 0.3 and 0.15 times the widths above.
 _BESIDE_ROWS = 0.3
 
 KnownKnobs = Mapping[str, Mapping[str, float]]  # of each machine theta by `KnobVector.names`

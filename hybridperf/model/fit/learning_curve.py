@@ -12,7 +12,7 @@ from hybridperf.io import InputError
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.alone import log_correction
 from hybridperf.model import PerfModel
-from hybridperf.model.fit.device import learn_corrections, prior_for
+from hybridperf.model.fit.device import corrected, learn_corrections, prior_for
 from hybridperf.model.fit.knobs import fit_knobs
 from hybridperf.model.fit.rows import (
     FOLDS,
@@ -64,7 +64,8 @@ def learning_curve(
     # compiled functions
     largest = train_data.some(masks[0])
     smaller = [~mask[masks[0]] for mask in masks[1:]]
-    first, others = fit_knobs(largest.table, largest.measured_s, device, smaller, knobs)
+    table = corrected(largest, families)
+    first, others = fit_knobs(table, largest.measured_s, device, smaller, knobs)
     curve = [
         _judged(unseen, train_data.some(mask), PerfModel(device, found), families)
         for mask, found in zip(masks, [first, *others], strict=True)
