@@ -24,7 +24,7 @@ from hybridperf.validate import harness, measured_steps
 from hybridperf.validate.measured_steps import StepComparison, StepSpec, measure_steps
 
 CONFIGURATIONS = 10_000
-CALIBRATION_BUDGET_S = 60.0
+CALIBRATION_BUDGET_S = 50.0
 SUMMARY_SCHEMA_VERSION = 2  # since then all baselines by name
 _FOUND = ("steps", "mean_error", "baselines", "mean_noise")
 
@@ -36,9 +36,7 @@ def run(
 ) -> Mapping[str, Any]:
     """Do it all; leaves summary, results, pictures, timeline and model in `out`."""
     out, cores, start_s = Path(out), cores or usable_core(), time.perf_counter()
-    say(
-        f"1/4 measuring this machine on core {cores}, about a minute and a half (resumes if stopped)"
-    )
+    say(f"1/4 measuring this machine on core {cores}, a minute and a half (resumes if stopped)")
     measured = measure(out / "model", setting="quick", cores=cores, budget_s=CALIBRATION_BUDGET_S)
     say("\n2/4 running six real training steps whose sizes are not in the calibration")
     with ThreadPoolExecutor(1) as pool:  # the steps compile for as long as the fit takes

@@ -594,6 +594,35 @@ def test_jitted_function_keeps_its_donation() -> None:
             from_jax(jax.jit(add_rows), TABLE, INDEX, UPDATE, donate_argnums=donated)
 
 
+def test_rows_that_a_step_has_looked_up_are_near_when_it_updates_them() -> None:
+    """And far where it has not: then the whole table was touched since."""
+
+    def step(table, rows):
+        seen = table[rows]
+        return table.at[rows].add(-0.1 * jnp.tanh(seen)), seen.sum()
+
+    def distance(fn, *args) -> float:
+        workload = from_jax(fn, *args, donate_argnums=0)
+        calls = [c for c in workload.calls if isinstance(getattr(c, "op", None), ScatterAdd)]
+        return calls[0].reuse_bytes
+
+    assert distance(step, TABLE, INDEX) < 20 * ROWS_BYTES
+    assert distance(add_rows, TABLE, INDEX, UPDATE) > 0.8 * TABLE_BYTES
+
+
+def test_slices_along_the_fastest_dimension_are_single_elements() -> None:
+    """As pairs of an interaction, forward and backward."""
+    matrix, pairs = f32(400, 441), of(jnp.int32, 210)
+    forward = from_jax(lambda x, at: x[:, at], matrix, pairs)
+    (op,) = ops(forward, Gather)
+    assert (op.rows, op.cols, op.vocab) == (400 * 210, 1, 400 * 441)
+    backward = from_jax(
+        lambda x, at, g: x.at[:, at].add(g), matrix, pairs, f32(400, 210), donate_argnums=0
+    )
+    (op,) = ops(backward, ScatterAdd)
+    assert (op.rows, op.cols, op.vocab) == (400 * 210, 1, 400 * 441)
+
+
 def test_gather_reads_only_rows() -> None:
     workload = from_jax(lambda table, rows: table[rows], TABLE, INDEX)
     (op,) = ops(workload, Gather)
