@@ -24,7 +24,7 @@ from hybridperf.validate import harness, measured_steps
 from hybridperf.validate.measured_steps import StepComparison, StepSpec, measure_steps
 
 CONFIGURATIONS = 10_000
-CALIBRATION_BUDGET_S = 50.0
+CALIBRATION_BUDGET_S = 60.0
 SUMMARY_SCHEMA_VERSION = 2  # since then all baselines by name
 _FOUND = ("steps", "mean_error", "baselines", "mean_noise")
 
