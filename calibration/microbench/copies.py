@@ -53,11 +53,8 @@ def _case(make: Callable[..., _Copy], device: str, of: Mapping[str, Any]) -> Cas
             calls_s.append(time.perf_counter() - start_s)
         return timing_of(calls_s, statistics.median(calls_s), 1.0, case.columns)
 
-    def untimed(rng: np.random.Generator) -> Any:
-        raise NotImplementedError("these cases time themselves")
-
     key = f"{of['direction']} {of['memory']} {of['bytes']}"
-    return Case(key, of, untimed, timed=timed)
+    return Case(key, of, timed=timed)
 
 
 def _of_torch(device: str, direction: str, memory: str, size: int) -> _Copy:

@@ -65,12 +65,8 @@ def device_cases(families: Sequence[Family], setting: str) -> list[Case]:
             if key not in made:
                 named = program.columns or {"op": family.name, "dtype": number.name}
                 timed = _Queue(program, number, cold).timed
-                made[key] = Case(key, named, _untimed, divisor=program.times, timed=timed)
+                made[key] = Case(key, named, divisor=program.times, timed=timed)
     return list(made.values())
-
-
-def _untimed(rng: np.random.Generator) -> Any:
-    raise NotImplementedError("these cases time themselves")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,6 +52,11 @@ _SLOWEST = 0.1
 GROWTH = 1.5  # repeats between two looks at the minimum; 1.5 makes the new repeats the last third
 
 
+def times_itself(rng: np.random.Generator) -> Any:
+    """What a case that is `timed` has in place of arguments."""
+    raise NotImplementedError("this case times itself")
+
+
 @dataclass(frozen=True)
 class Case:
     """One shape of one op: what to run and which row it becomes.
@@ -62,7 +67,9 @@ class Case:
 
     key: str  # unique, and the same from run to run: a store is resumed by it
     columns: Mapping[str, Any]  # the row's own columns: "op", "dtype" and the op's dimensions
-    make: Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]
+    make: Callable[[np.random.Generator], tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]] = (
+        times_itself
+    )
     divisor: float = 1.0  # ops executed by one call
     # taken off the call before the division; a function measures it then
     subtract_s: float | Callable[[], float] = 0.0

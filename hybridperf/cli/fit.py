@@ -66,7 +66,7 @@ def fit(
     errors = ", errors of held-out rows in report.json, held_out.csv, fit.png"
     print(f"model of {model.device.name} in {out}{errors if report.rows else ''}")
     if curve:
-        common.result(curve=draw_learning_curve(frame, model.device, out))
+        common.result(curve=draw_learning_curve(frame, model.device, out, prior or None))
         print(f"what more rows would bring in {out}: learning_curve.csv, learning_curve.png")
 
 

@@ -68,10 +68,10 @@ def calibration_pictures(calibration: Calibration, *, curve: bool = True) -> dic
 
 
 def draw_learning_curve(
-    rows: pd.DataFrame, device: DeviceSpec, folder: str | os.PathLike
+    rows: pd.DataFrame, device: DeviceSpec, folder: str | os.PathLike, prior: str | None = None
 ) -> pd.DataFrame:
     """Fit parts of the rows; leaves `learning_curve.csv` and `.png` in a folder."""
-    found = learning_curve(rows, device)
+    found = learning_curve(rows, device, prior=prior)
     write_table(found, Path(folder) / "learning_curve.csv")
     plots.learning_curve_plot(found, Path(folder) / "learning_curve.png")
     return found

@@ -17,8 +17,7 @@ import numpy as np
 from hybridperf.engine.batches import predict_batch
 from hybridperf.engine.prediction import Prediction, predict
 from hybridperf.io import write_json
-from hybridperf.model.fit.programs import usable_core
-from hybridperf.model.fit.this_machine import Calibration, measure
+from hybridperf.model.fit.this_machine import Calibration, cores_for, measure
 from hybridperf.report import fits, perfetto, plots, text
 from hybridperf.validate import harness, measured_steps
 from hybridperf.validate.measured_steps import StepComparison, StepSpec, measure_steps
@@ -35,7 +34,7 @@ def run(
     out: str | os.PathLike, cores: str | None = None, say: Callable[[str], None] = print
 ) -> Mapping[str, Any]:
     """Do it all; leaves summary, results, pictures, timeline and model in `out`."""
-    out, cores, start_s = Path(out), cores or usable_core(), time.perf_counter()
+    out, cores, start_s = Path(out), cores or cores_for(Path(out) / "model"), time.perf_counter()
     say(f"1/4 measuring this machine on core {cores}, a minute and a half (resumes if stopped)")
     measured = measure(out / "model", setting="quick", cores=cores, budget_s=CALIBRATION_BUDGET_S)
     say("\n2/4 running six real training steps whose sizes are not in the calibration")

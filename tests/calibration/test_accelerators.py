@@ -114,7 +114,7 @@ def test_a_queue_divides_by_its_calls_and_copies(monkeypatch) -> None:
     of them together do not. By the processor's time, since other programs may use this core.
     """
     monkeypatch.setattr(time, "perf_counter", time.process_time)
-    program = OpProgram("product", lambda a, b: a @ b, [floats(400, 400), floats(400, 400)])
+    program = OpProgram("product", lambda a, b: a @ b, [floats(96, 96), floats(96, 96)])
     queue = jax_queue._Queue(program, np.dtype(np.float32), False)
     case = Case("product", {}, lambda rng: None, timed=queue.timed)
     seconds = []
@@ -122,7 +122,7 @@ def test_a_queue_divides_by_its_calls_and_copies(monkeypatch) -> None:
         monkeypatch.setattr(jax_queue, "_COPIES", copies_of_it)
         monkeypatch.setattr(jax_queue, "_CALLS", calls)
         seconds.append(time_case(case, Budget(cap_s=0.3), np.random.default_rng(0)).least_s)
-    assert 0.25 < seconds[1] / seconds[0] < 4
+    assert 0.1 < seconds[1] / seconds[0] < 3
 
 
 # `torch.cuda.get_device_properties` of the lent H200

@@ -157,8 +157,8 @@ def prior_of(machines: Sequence[tuple[Inputs, np.ndarray]]) -> FamilyPrior:
     fold = machine
     if len(machines) == 1:
         fold = np.random.default_rng(0).permutation(len(target)) % _FOLDS
-    told, unseen = learn_alone(inputs, target, np.tile(target, (int(fold.max()) + 1, 1)), fold)
-    x = told.prior.standard.inputs(GivenRows(inputs), told.knobs.closed(GivenRows(inputs)))
+    found, unseen = learn_alone(inputs, target, np.tile(target, (int(fold.max()) + 1, 1)), fold)
+    x = found.prior.standard.inputs(GivenRows(inputs), found.knobs.closed(GivenRows(inputs)))
     each = [
         _some(Examples(x[mine], unseen[mine], unbounded(target[mine])))
         for mine in (machine == one for one in np.unique(machine))
@@ -168,8 +168,8 @@ def prior_of(machines: Sequence[tuple[Inputs, np.ndarray]]) -> FamilyPrior:
     hyper = gaussian_process.fit_hyper(start, each, _HYPER_STEPS)
     width = float(np.quantile(np.abs(target - unseen), NOMINAL))
     return dataclasses.replace(
-        told.prior, params=told.params, process=told.process and told.process.unsure(),
-        network_share=told.trunk_share, process_share=told.process_share,
+        found.prior, params=found.params, process=found.process and found.process.unsure(),
+        network_share=found.trunk_share, process_share=found.process_share,
         hyper=dataclasses.replace(hyper, belief=np.array(1.0)), quantile=1.0, log_width=width,
     )  # fmt: skip
 

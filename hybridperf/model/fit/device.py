@@ -210,9 +210,9 @@ def _prior_of_cpus(
     prior: str | Prior | None, device: DeviceSpec, rows: pd.DataFrame | None
 ) -> Prior | None:
     """What CPUs showed of the library whose ops were measured, on as many cores."""
-    told = [] if rows is None or "library" not in rows else rows["library"].dropna().unique()
-    name = CPU_PRIORS.get(str(told[0]) if len(told) else "jax")
-    if prior is None and (name is None or len(told) > 1 or not is_installed(name)):
+    libraries = [] if rows is None or "library" not in rows else rows["library"].dropna().unique()
+    name = CPU_PRIORS.get(str(libraries[0]) if len(libraries) else "jax")
+    if prior is None and (name is None or len(libraries) > 1 or not is_installed(name)):
         return None
     found = prior if isinstance(prior, Prior) else load_prior(str(prior or name))
     if not found.knobs:

@@ -33,6 +33,7 @@ def learning_curve(
     measurements: pd.DataFrame,
     device: DeviceSpec | str,
     shares: Sequence[float] = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1),
+    prior: str | None = None,
 ) -> pd.DataFrame:
     """Held-out error against rows fitted on: `rows, op` and, as shares, `median_ape, knobs_ape,
     roofline_ape, noise`.
@@ -40,7 +41,7 @@ def learning_curve(
     One fifth of each group is held out throughout; nested random subsets of the rest, `shares` of
     each group's, are fitted on. A line per size and op kind, and one of op `all`; `knobs_ape` is
     the error without learned corrections, `noise` the held-out rows' own. Groups of fewer than five
-    rows are fitted on and not judged.
+    rows are fitted on and not judged. `prior`: of a CPU, as `fit` takes it.
     """
     if not shares or not all(0 < share <= 1 for share in shares):
         raise InputError(f"expected shares of the rows above 0 and up to 1, got {list(shares)}")
@@ -54,7 +55,7 @@ def learning_curve(
             " rows in all"
         )
     train_data, unseen = data.some(~held), data.some(held)
-    known = prior_for(None, device, measurements) if device.kind == "cpu" else None
+    known = prior_for(prior, device, measurements) if device.kind == "cpu" else None
     knobs, families = (known.knobs, known.families) if known else ({}, {})
     sizes = sorted({float(share) for share in shares}, reverse=True)
     group = train_data.table.group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ def calibrate(
 ) -> Calibration:  # fmt: skip
     """Measure this machine and fit a model of it, with a bar that shows how far it is.
 
-        calibration = hp.calibrate("my-machine")                 # two minutes; "full": twenty
+        calibration = hp.calibrate("my-machine")                # four minutes; "full": twenty
         calibration = hp.calibrate("my-gpu", device="cuda")      # its GPU in place of its CPU
         print(hp.calibration_report(calibration))                # how far to trust it
         hp.predict(calibration.model, hp.from_jax(step, state, batch))
@@ -93,7 +94,7 @@ def calibrate(
 
     Args:
         folder: where everything is written.
-        setting: `quick` (two to three minutes) or `full` (twenty).
+        setting: `quick` (four minutes) or `full` (twenty).
         cores: to measure on, such as "0" or "0-3"; default: one that this process may use.
         budget_s: seconds of measuring ops, and at most as many of calls and memory; default: the
             setting's.
@@ -111,6 +112,16 @@ def calibrate(
         folder, setting=setting, cores=cores, budget_s=budget_s, only=only, device=device,
         library=library, seed=seed,
     ).fit()  # fmt: skip
+
+
+def cores_for(folder: str | os.PathLike) -> str:
+    """The cores that a folder's ops were measured on before it was stopped; else the least busy."""
+    try:
+        with (Path(folder) / "ops.jsonl").open(encoding="utf-8") as lines:
+            begun = json.loads(lines.readline())["fingerprint"]["setting cores"]
+    except (OSError, ValueError, KeyError, TypeError):  # a damaged store is the program's to refuse
+        return usable_core()
+    return str(begun)
 
 
 def measure(
@@ -154,7 +165,7 @@ def measure(
         budget_s = own_gpu.BUDGETS_S[setting]["ops"] if budget_s is None else budget_s
     library = library or "jax"
     budget_s = BUDGET_S[setting] if budget_s is None else budget_s
-    folder, cores = Path(folder), cores or usable_core()
+    folder, cores = Path(folder), cores or cores_for(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
