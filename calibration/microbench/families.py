@@ -268,6 +268,33 @@ def _window_reduction(u: np.ndarray) -> OpProgram:
     return OpProgram(name, lambda x: x.sum(axis), [floats(rows, cols)], prelude=lambda x: x * x)
 
 
+def _pooling(u: np.ndarray) -> OpProgram:
+    """Maxima and sums in windows of an image, and which element of a window was the largest, as the
+    gradient of a maximum asks: the largest and its four coordinates at once.
+    """
+    batch, image = size(u[0], 1, 16, u[3]), size(u[1], 7, 56, u[4])
+    channels = min(size(u[2], 8, 256, u[3]), int(3e6 / (batch * image**2)) or 1)
+    window, padding = (2, 3)[int(u[5] * 2)], ("VALID", "SAME")[int(u[4] * 10) % 2]
+    places, shape = ((1, window, window, 1), (1, 2, 2, 1), padding), (batch, image, image, channels)
+    name = f"{'x'.join(map(str, shape))} in {window} {padding}"
+    if u[6] < 0.2:
+        most = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, *places)  # noqa: E731
+        return OpProgram(f"maximum {name}", most, [floats(*shape)])
+    if u[6] < 0.3:
+        total = lambda x: lax.reduce_window(x, 0.0, lax.add, *places)  # noqa: E731
+        return OpProgram(f"sum {name}", total, [floats(*shape)])
+
+    def larger(one: Sequence[Array], other: Sequence[Array]) -> tuple[Array, ...]:
+        return tuple(lax.select(one[0] >= other[0], a, b) for a, b in zip(one, other, strict=True))
+
+    def chosen(*of: Array) -> Array:
+        first = (-jnp.inf, *[np.int32(0)] * 4)
+        return lax.reduce_window(of, first, larger, *places)
+
+    at = [indices(image, *shape)] * 4
+    return OpProgram(f"place of the maximum {name}", chosen, [floats(*shape), *at])
+
+
 def _loop_reduction(u: np.ndarray) -> OpProgram:
     """Reductions that XLA writes as loops: short rows, fused matrix-vector products."""
     rows, cols = size(u[0], 16, 8192, u[2]), size(u[1], 4, 31, 0.9)
@@ -312,6 +339,8 @@ def _looked_up(vocab: int, width: int, results: int, pooling: int = 0) -> OpProg
 
 
 def _scatter_add(u: np.ndarray) -> OpProgram:
+    if u[3] > 0.9:  # single elements, as gradients of maxima and of labels are
+        return _scattered(size(u[0], 500, 2_000_000, 0.9), 1, size(u[2], 64, 200_000, u[4]))
     vocab, width = _matrix(_vocabulary(u[0]), size(u[1], 4, 512, u[3]), 5e7)
     return _scattered(vocab, width, size(u[2], 64, 30_000, u[4]))
 
@@ -477,9 +506,10 @@ def _optimizer(u: np.ndarray) -> OpProgram:
 
 def _convolution(u: np.ndarray) -> OpProgram:
     batch, image = size(u[0], 1, 16, u[4]), size(u[1], 7, 56, u[5])
-    c_in, c_out = size(u[2], 3, 128, u[4]), size(u[3], 8, 128, u[5])
+    c_in, c_out = size(u[2], 3, 256, u[4]), size(u[3], 8, 256, u[5])
     kernel = [1, 3, 3, 5][int(u[6] * 4)]
     stride = 1 + int(u[7] * 1.5)
+    batch = max(min(batch, int(most(4e8) / (kernel**2 * c_in * c_out * image**2))), 1)
 
     def forward(x: Array, w: Array) -> Array:
         return _convolved(x, w, stride)
@@ -512,9 +542,16 @@ def _grouped_convolution(u: np.ndarray) -> OpProgram:
     batch, image = size(u[0], 1, 8, 0.9), size(u[1], 7, 32, 0.9)
     groups, per_group = size(u[2], 2, 64, u[4]), 1 if u[5] < 0.6 else size(u[3], 2, 16, 0.1)
     kernel, channels = (3, 5)[int(u[6] * 2)], groups * per_group
-    name = f"grouped convolution {batch} {image} {channels} {groups} {kernel}"
-    arguments = [floats(batch, image, image, channels), floats(kernel, kernel, per_group, channels)]
-    return OpProgram(name, lambda x, w: _convolved(x, w, 1, groups), arguments)
+
+    def forward(x: Array, w: Array) -> Array:
+        return _convolved(x, w, 1, groups)
+
+    x, w = floats(batch, image, image, channels), floats(kernel, kernel, per_group, channels)
+    name = f"{batch} {image} {channels} {groups} {kernel}"
+    if u[7] < 0.7:
+        return OpProgram(f"grouped convolution {name}", forward, [x, w])
+    back = lambda w, g: _transposed(lambda x: forward(x, w), x[1], g)  # noqa: E731
+    return OpProgram(f"grouped convolution inputs {name}", back, [w, x])
 
 
 def _loop_trip(u: np.ndarray) -> OpProgram:
@@ -540,6 +577,7 @@ FAMILIES = (
     Family("strided_loop", 8, quick=26, full=220, build=_strided),
     Family("reduction", 5, quick=8, full=130, build=_reduction),
     Family("window_reduction", 5, quick=14, full=130, build=_window_reduction),
+    Family("pooling", 7, quick=8, full=70, build=_pooling),
     Family("loop_reduction", 5, quick=10, full=140, build=_loop_reduction),
     Family("gather", 7, quick=16, full=200, build=_gather),
     Family("scatter_add", 5, quick=14, full=110, build=_scatter_add),
@@ -556,7 +594,7 @@ FAMILIES = (
     Family("random", 3, quick=4, full=24, build=_random),
     Family("optimizer", 3, quick=6, full=50, build=_optimizer),
     Family("convolution", 9, quick=10, full=150, build=_convolution),
-    Family("grouped_convolution", 7, quick=5, full=40, build=_grouped_convolution),
+    Family("grouped_convolution", 8, quick=6, full=50, build=_grouped_convolution),
     Family("loop_trip", 1, quick=3, full=10, build=_loop_trip),
 )
 

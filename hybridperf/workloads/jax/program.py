@@ -330,8 +330,9 @@ class _HloReader:
             table = None
             if isinstance(op, Gather | ScatterAdd):
                 row_bytes = op.cols * op.element_bytes
-                largest = max(operands, key=lambda o: o.bytes)
-                table = (self._buffer(largest, within), op.vocab * row_bytes)
+                table_bytes = float(op.vocab * row_bytes)
+                looked_up = min(operands, key=lambda o: abs(o.bytes - table_bytes))
+                table = (self._buffer(looked_up, within), table_bytes)
                 if isinstance(op, ScatterAdd):
                     # in place: only the rows that the updates name are read and written
                     touched = Touch(table[0], min(op.rows * row_bytes, table[1]), table[1])

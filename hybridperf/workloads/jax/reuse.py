@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Op
+from hybridperf.ops.embedding import uniform_unique_rows
+from hybridperf.ops.movement import TableOp
 
 _GRAIN = 4  # of an octave
 
@@ -73,13 +75,16 @@ def with_reuse(steps: Iterable[HloStep], temporary_bytes: float) -> list[HloStep
     clock, placed = 0.0, []
     last: dict[str, float] = {}
     for step, size in zip(steps, moved, strict=True):
-        if step.table and step.table[0] in tables:
-            # rows of a table come back after many passes, when about all of every table has been
-            # touched; those that this pass has looked up are updated by it
-            table, distance = step.table[0], max(sum(tables.values()), pass_bytes)
-            if table in last and any(touch.buffer == table for touch in step.writes):
-                distance = min(distance, max(clock - last[table], size))
-            step = dataclasses.replace(step, reuse_bytes=distance)
+        if step.table:
+            table = step.table[0]
+            since = min(clock - last[table], pass_bytes) if table in last else pass_bytes
+            if table in tables:
+                # rows of a table come back after many passes, when about all of every table has
+                # been touched; those that this pass has looked up are updated by it
+                updated = table in last and any(touch.buffer == table for touch in step.writes)
+                every = max(sum(tables.values()), pass_bytes)
+                since = min(every, since) if updated else every
+            step = dataclasses.replace(step, reuse_bytes=_between_lookups(step.op, since))
         else:
             distances = [
                 (min(clock - last[t.buffer], pass_bytes) if t.buffer in last else pass_bytes, t)
@@ -94,6 +99,16 @@ def with_reuse(steps: Iterable[HloStep], temporary_bytes: float) -> list[HloStep
         clock += size
         last |= {touch.buffer: clock for touch in (*step.reads, *step.writes)}
     return placed
+
+
+def _between_lookups(op: Op | CollectiveCall, since: float) -> float:
+    """Bytes between two touches of a row, geometric mean over a step's lookups: the first of a row
+    finds it as long ago as its table was touched, each further one within this step.
+    """
+    assert isinstance(op, TableOp)
+    own = max(float(op.work().reuse_bytes), 1.0)  # of the rows in use
+    first = float(uniform_unique_rows(op.rows, op.vocab) / op.rows)
+    return own * max(since / own, 1.0) ** first
 
 
 def _log_distance(distance: float, touch: Touch, step: HloStep, size: float) -> float:
