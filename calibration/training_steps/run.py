@@ -138,6 +138,8 @@ class RunningStep:
 
     def measure(self, repeats: int, min_seconds: float) -> float:
         """One round of timed calls; returns its median in seconds."""
+        machine.give_back_freed()
+        self._call()  # takes back what it will keep
         preemptions_before = machine.preemptions()
         start_s, cpu_before_s = time.perf_counter(), time.process_time()
         beside = quiet.sibling().busy if timer.one_core() else timer.nobody
