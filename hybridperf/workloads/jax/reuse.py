@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Op
-from hybridperf.ops.embedding import uniform_unique_rows
 from hybridperf.ops.movement import TableOp
 
 _GRAIN = 4  # of an octave
@@ -77,13 +76,15 @@ def with_reuse(steps: Iterable[HloStep], temporary_bytes: float) -> list[HloStep
     for step, size in zip(steps, moved, strict=True):
         if step.table:
             table = step.table[0]
-            since = min(clock - last[table], pass_bytes) if table in last else pass_bytes
+            since = clock - last[table] if table in last else math.inf
             if table in tables:
                 # rows of a table come back after many passes, when about all of every table has
                 # been touched; those that this pass has looked up are updated by it
-                updated = table in last and any(touch.buffer == table for touch in step.writes)
+                updated = any(touch.buffer == table for touch in step.writes)
                 every = max(sum(tables.values()), pass_bytes)
-                since = min(every, since) if updated else every
+                since = min(every, max(since, size)) if updated else every
+            else:
+                since = min(since, pass_bytes)
             step = dataclasses.replace(step, reuse_bytes=_between_lookups(step.op, since))
         else:
             distances = [
@@ -103,11 +104,12 @@ def with_reuse(steps: Iterable[HloStep], temporary_bytes: float) -> list[HloStep
 
 def _between_lookups(op: Op | CollectiveCall, since: float) -> float:
     """Bytes between two touches of a row, geometric mean over a step's lookups: the first of a row
-    finds it as long ago as its table was touched, each further one within this step.
+    finds it as long ago as its table was touched, each further one within this step. The few that
+    come twice where rows are more than lookups are first ones here, as where lookups are measured.
     """
     assert isinstance(op, TableOp)
     own = max(float(op.work().reuse_bytes), 1.0)  # of the rows in use
-    first = float(uniform_unique_rows(op.rows, op.vocab) / op.rows)
+    first = min(float(op.vocab / op.rows), 1.0)
     return own * max(since / own, 1.0) ** first
 
 
