@@ -283,6 +283,9 @@ def _pooling(u: np.ndarray) -> OpProgram:
     if u[6] < 0.3:
         total = lambda x: lax.reduce_window(x, 0.0, lax.add, *places)  # noqa: E731
         return OpProgram(f"sum {name}", total, [floats(*shape)])
+    if u[6] < 0.4:
+        largest = lambda x: jnp.argmax(x, -1)  # noqa: E731
+        return OpProgram(f"argmax {'x'.join(map(str, shape))}", largest, [floats(*shape)])
 
     def larger(one: Sequence[Array], other: Sequence[Array]) -> tuple[Array, ...]:
         return tuple(lax.select(one[0] >= other[0], a, b) for a, b in zip(one, other, strict=True))

@@ -35,6 +35,7 @@ GROUPS = [
     "encoder_attention", "moe", "quantise", "embedding_bag", "embedding_bag_backward",
     "embedding_bag_scatter", "eager_forward", "eager_backward", "eager_update",
     "eager_gathered", "eager_parameter", "eager_dispatched", "eager_wrapped",
+    "joint_reduction",
 ]  # fmt: skip
 
 

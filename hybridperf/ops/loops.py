@@ -116,6 +116,7 @@ _FUSED = Columns(
 @register("fused_reduction", loop="reduction")
 @register("fused_window_reduction", loop="window_reduction")
 @register("fused_padded_window_reduction", loop="padded_window_reduction")
+@register("fused_joint_reduction", loop="joint_reduction")
 @register("fused_library_reduction", loop="library_reduction", columns=_FUSED)
 @dataclasses.dataclass(frozen=True)
 class Fused(Op):
@@ -123,7 +124,8 @@ class Fused(Op):
 
     `strided_reads` counts element reads that jump by more than a cache line from one loop iteration
     to the next (a transposed operand); `strided_bytes` is the memory spanned until the turn of
-    those lines' other elements comes.
+    those lines' other elements comes. A `joint_reduction` brings several arrays down at once, as
+    the largest element of a window and where it was.
     """
 
     group: ClassVar[str] = "elementwise"

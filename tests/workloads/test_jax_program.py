@@ -371,6 +371,34 @@ def test_a_stacked_reduction_writes_its_row_only() -> None:
     assert totals(workload)["bytes"] < 10_000 * 16 * 4 * 10
 
 
+def test_the_gradient_of_a_maximum_asks_where_it_was() -> None:
+    """XLA brings an image and its four coordinates down at once, then adds at single places."""
+
+    def largest(x):
+        places = ((1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return lax.reduce_window(x, -jnp.inf, lax.max, *places).sum()
+
+    workload = from_jax(jax.grad(largest), f32(2, 16, 16, 8))
+    ops = [call.op for call in workload.calls if isinstance(call, OpCall)]
+    assert any(getattr(op, "loop", "") == "joint_reduction" for op in ops)
+    assert any(isinstance(op, ScatterAdd) for op in ops)
+
+
+def test_few_rows_that_are_looked_up_often_are_near() -> None:
+    """A graph's: each of 500 rows is found 40 times, of 20,000 as many rows once."""
+
+    def sent(rows):
+        def step(x, w, of):
+            return (x @ w)[of].sum(0)
+
+        workload = from_jax(step, f32(rows, 64), f32(64, 64), jax.ShapeDtypeStruct((20_000,), "i4"))
+        (found,) = (c for c in workload.calls if isinstance(getattr(c, "op", None), Gather))
+        return found.reuse_bytes
+
+    assert sent(500) < 2 * 500 * 64 * 4
+    assert sent(20_000) > 20 * sent(500)
+
+
 def in_the_loop(workload: Workload) -> list[OpCall]:
     return [call for call in workload.calls if call.times > 1]
 

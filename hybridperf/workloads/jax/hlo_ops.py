@@ -108,8 +108,10 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[o
         elements = max(operands(i)[0].elements for i in by_opcode["reduce"])
     elif fused.root.opcode == "dynamic-update-slice":  # in place: only the slice is written
         elements = float(operands(fused.root)[1].elements)
-    # maximum or minimum: several instructions, for NaN
     reductions = (*by_opcode.get("reduce", ()), *by_opcode.get("reduce-window", ()))
+    if any(len(i.shapes) > 1 for i in reductions):
+        loop = "joint_reduction"
+    # maximum or minimum: several instructions, for NaN
     roots = (costs.module.called(i, "to_apply").root.opcode for i in reductions)
     compared = any(opcode in ("maximum", "minimum", "select") for opcode in roots)
     columns = {
