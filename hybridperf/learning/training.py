@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.io.later import optax
+from hybridperf.io.namespace import SOONER_COMPILED
 from hybridperf.learning.ensemble import BOUND, network, output
 
 LOSS_SCALE = 0.1  # log errors beyond 10 % count linearly
@@ -68,11 +69,20 @@ def train(
         which = random.choice(np.flatnonzero(seen), rows.shape)
         rows[:] = first[which] + random.integers(0, counts[which])
     if start is None:
-        net, empty = network(recipe.width, BOUND), jnp.zeros((1, x.shape[1]))
-        keys = jax.random.split(jax.random.key(seed), len(sees))
-        start = jax.vmap(lambda key: net.init(key, empty)["params"])(keys)
+        start = _first_weights(recipe.width, x.shape[1])(
+            jax.random.split(jax.random.key(seed), len(sees))
+        )
     params = _train(start, x, target, drawn, recipe) if recipe.steps else start
     return jax.tree.map(np.asarray, params)
+
+
+@functools.cache
+def _first_weights(width: int, inputs: int) -> Any:
+    """Weights by keys [E], the same to the bit however they are compiled: op by op takes 2 s."""
+    net, empty = network(width, BOUND), jnp.zeros((1, inputs))
+    options = SOONER_COMPILED | {"xla_backend_optimization_level": 1}
+    start = jax.vmap(lambda key: net.init(key, empty)["params"])
+    return jax.jit(start, compiler_options=options)
 
 
 @functools.partial(jax.jit, static_argnames="recipe")

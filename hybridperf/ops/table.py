@@ -147,22 +147,22 @@ def _part(
             there = ", ".join(map(str, frame.columns[:12]))
             expected = f"{name} rows need a column {dimension!r}{closest(dimension, frame.columns)}"
             raise _MissingColumn(f"{expected}; the table has {there}")
-        cells = frame[given].iloc[at]
+        cells = [frame[one].iloc[at] for one in given]
         # tables of two sources name the same dimension twice
-        each = (_numbers(cells[one], columns, dimension) for one in given)
+        each = (_numbers(one, columns, dimension) for one in cells)
         values = functools.reduce(lambda a, b: np.where(np.isnan(a), b, a), each)
         if dimension in columns.optional:
             empty = np.isnan(values)
             if empty.any() and not columns.words:  # an unknown word of a flag is as good as none
-                blank = cells.isna() | (cells.map(str).map(str.strip) == "")
-                empty &= blank.all(axis=1).to_numpy()
+                for one in cells:
+                    empty &= (one.isna() | (one.map(str).map(str.strip) == "")).to_numpy()
             values = np.where(empty, _default(columns, dimension, labels, at), values)
         zero_allowed = dimension in columns.zero_allowed
         wrong = ~((values >= 0 if zero_allowed else values > 0) & (values <= LARGEST_SIZE))
         expected = f"a number {'of at least zero' if zero_allowed else 'above zero'}"
         expected = f"{name}: {given[0]} must be {expected} and at most {LARGEST_SIZE:g}"
         for i in np.flatnonzero(wrong & good):
-            problem[at[i]] = f"{expected}, got {cells[given[0]].iloc[i]}"
+            problem[at[i]] = f"{expected}, got {cells[0].iloc[i]}"
         good &= ~wrong
         sizes[dimension] = values
     op = cls(dtype, **{key: value[good] for key, value in sizes.items()}, **fixed, **text)

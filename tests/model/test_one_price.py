@@ -15,9 +15,9 @@ from support.part_calls import calls_of
 from support.sizes import CASES, TEXT
 
 import hybridperf as hp
-from hybridperf.hardware import device_names
+from hybridperf.hardware import device_names, load_device
 from hybridperf.io.namespace import QUICKLY_COMPILED
-from hybridperf.model import model_or_datasheet
+from hybridperf.model import is_shipped, model_or_datasheet
 from hybridperf.model.batch import batches_of
 from hybridperf.model.price import price
 from hybridperf.model.pricing import OpPricer
@@ -29,6 +29,21 @@ EXACT = 1e-9
 SCALES = (0.25, 1.0, 4.0)
 DTYPES = ("fp32", "fp16", "bf16", "fp8")
 traced_before: set[Any] = set()  # a way to a price is traced on one device; all by `-m slow`
+
+
+def devices() -> list[Any]:
+    """In the quick run each with rows of its own, and of the others one of each kind of datasheet:
+    by vendor, what peaks it has and what it does not say.
+    """
+    kinds, every = set(), []
+    for name in device_names():
+        sheet = load_device(name)
+        unsaid = tuple(key for key, value in sheet if value is None)
+        kind = sheet.vendor, sheet.kind, *sorted(sheet.peak_flops_per_s), unsaid
+        alike = kind in kinds and not is_shipped(name)
+        kinds.add(kind)
+        every.append(pytest.param(name, marks=[pytest.mark.slow] if alike else []))
+    return every
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +67,7 @@ def parts_of(device: str) -> list[tuple[str, pd.DataFrame, OpRows]]:
     return [(frame["dtype"].iloc[part.rows[0]], told.iloc[part.rows], part) for part in parts]
 
 
-@pytest.mark.parametrize("device", device_names())
+@pytest.mark.parametrize("device", devices())
 def test_rows_and_calls_have_one_price(device: str) -> None:
     model, parts = model_or_datasheet(device), parts_of(device)
     for dtype, told, part in parts:
@@ -63,7 +78,7 @@ def test_rows_and_calls_have_one_price(device: str) -> None:
     assert {part.name for _, _, part in parts} == {*CASES}
 
 
-@pytest.mark.parametrize("device", device_names())
+@pytest.mark.parametrize("device", devices())
 def test_traced_functions_have_it_too(device: str, request: pytest.FixtureRequest) -> None:
     """Every op; a way to a price (who says it, whose rows) that was traced on a device before is
     left to the slow run, which traces all.
@@ -85,7 +100,7 @@ def check_traced(device: str, again: bool) -> int:
         batch = as_measured(model, next(iter(batches_of(part))))
         source = price_batch(batch, Machine.of(model)).owner.sources()[0]
         # of one number format each, in the quick run
-        way = part.name, dtype if again else "", who(batch, model), source
+        way = part.name, dtype if again else "", who(batch, model), source.code
         if way in traced_before and not again:
             continue
         traced_before.add(way)

@@ -129,7 +129,25 @@ def test_every_op_and_dimension_is_a_case() -> None:
 # --- one op ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", CASES)
+def what_learns(op: str) -> tuple[str, ...]:
+    """Names of what a network sees of an op."""
+    cls, fixed = op_by_name(op)
+    sized = cls(dtype_of(op), **CASES[op], **fixed)
+    return inputs_of(sized, sized.work(), 1).names
+
+
+# with corrections one op of each set of what networks see; all by `-m slow`
+CORRECTED = [*{what_learns(op): op for op in reversed(CASES)}.values()]
+
+
+@pytest.mark.parametrize("op", [op for op in CASES if op not in CORRECTED])
+def test_an_op_by_the_datasheet(op: str) -> None:
+    check_op(PerfModel.datasheet(H100), op, 1e-9)
+
+
+@pytest.mark.parametrize(
+    "op", [pytest.param(op, marks=[] if op in CORRECTED else pytest.mark.slow) for op in CASES]
+)
 def test_an_op_with_corrections_and_by_the_datasheet(learned: PerfModel, op: str) -> None:
     """Tables are corrected in float32, in which rows of a process that lie near lose digits:
     pricers go on in what they are traced in. What was learned is a factor that no number of the

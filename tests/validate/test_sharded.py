@@ -132,10 +132,10 @@ def reference_losses(task, steps: int) -> list[float]:
     dense = sharded_step.dense_parameters(task)
     tables = [sharded_step.table_values(task, number) for number in range(count)]
     drawn = [sharded_step.looked_up(task, number, sharded_dlrm.BATCHES) for number in range(count)]
-    losses = []
+    slopes, losses = jax.jit(jax.value_and_grad(loss_of, (0, 1))), []
     for step in range(steps):
         features, labels = sharded_step.dense_batch(task, step)
-        loss, (dense_slope, table_slope) = jax.value_and_grad(loss_of, (0, 1))(
+        loss, (dense_slope, table_slope) = slopes(
             dense, tables, [of_table[step] for of_table in drawn], features, labels
         )
         losses.append(float(loss))
