@@ -18,6 +18,7 @@ LIBRARY = ROOT / "hybridperf"
 ROOMS = [  # each imports only from those before it
     "io",
     "hardware",
+    "fields",
     "ops",
     "learning",
     "collectives",
