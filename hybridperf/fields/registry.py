@@ -13,7 +13,7 @@ A table of a file here is a field:
     open       words that are not listed pass as they are
     spelt      by alias, what that alias' own values mean (use_distributed_optimizer: yes is zero1)
     scaled     by alias, the factor from its unit to the field's
-    prefixes   the same field of several things: prefill_tp_size, decode_tp_size
+    prefixes   of the same field of several things: prefill_tp_size, decode_tp_size; "" is itself
     prose      free text, which no other column is taken to misspell
 
 and `[columns]` has `foreign`, names that are nobody's misspelling, and `unread`, names that matter
@@ -213,7 +213,7 @@ def _fields(name: str, table: Mapping[str, Any]) -> Iterable[Field]:
     own["spelt"] = {
         alias: {folded(text): value for text, value in words.items()} for alias, words in spelt
     }
-    for prefix in ("", *table.get("prefixes", ())):
+    for prefix in table.get("prefixes", ("",)):
         called = {
             kind: tuple(f"{prefix}{one}" for one in own.get(kind, ()))
             for kind in ("aliases", "labels")
