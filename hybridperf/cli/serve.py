@@ -51,7 +51,8 @@ def serve(
     tokens a second and GPU under limits of latency, with their front, costs and launch commands;
     with --requests also what recorded requests see of the best.
 
-    Columns that are read; what is left out is assumed, and the note says so:
+    Columns that are read; what is left out is assumed, and the note says so.
+    Names that frameworks give them are read, too; a name that resembles one is refused:
 
     \b
     COLUMNS

@@ -27,7 +27,8 @@ def steps(
     """Predict each row of a table of training steps: time with interval, tokens/s, MFU, memory,
     what the time is made of, note. A single row can be written as words: model=gpt3-13b tp=8 ...
 
-    Columns that are read; what is left out follows from others or is assumed, and the note says so:
+    Columns that are read; what is left out follows from others or is assumed, and the note says so.
+    Names that frameworks give them are read, too; a name that resembles one is refused:
 
     \b
     COLUMNS

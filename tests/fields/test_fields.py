@@ -2,6 +2,7 @@
 misspelt is read or refused by the field's name, others pass.
 """
 
+import importlib.util
 import random
 import string
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from hybridperf.fields import Field, fields_of
 from hybridperf.fields.columns import read_columns, row_of, said_by
-from hybridperf.fields.registry import folded, one_slip
+from hybridperf.fields.registry import columns_help, folded, one_slip
 from hybridperf.io import InputError, read_table
 from hybridperf.runs.serving_rows import understood
 from hybridperf.runs.serving_table import predict_serving
@@ -314,3 +315,53 @@ def test_foreign_columns_pass(question: str) -> None:
 def test_published_tables_are_read_as_they_are(data_dir: Path, question: str, name: str) -> None:
     read = read_columns(read_table(data_dir / "training_steps" / name), question)
     assert not read.refused
+
+
+# --- adding a field: docs/extending.md ------------------------------------------------------------
+
+_ROOT = Path(__file__).parent.parent.parent
+# where fields of each kind are read: the recipe's second file
+_READERS = {"steps": {"record.py", "rows.py"}, "serve": {"serving_rows.py"}}
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "files"),
+    [
+        ("steps", "shard_ranks", 2), ("steps", "decoder_layers", 2), ("steps", "overlap_sends", 1),
+        ("steps", "grouped_experts", 1), ("serve", "scheduler_recv_interval", 2),
+        ("serve", "max_model_len", 2), ("serve", "cached_share", 2),
+    ],
+)  # fmt: skip
+def test_a_column_is_read_from_as_many_files_as_its_recipe_says(
+    question: str, name: str, files: int
+) -> None:
+    """Those that have it as text: the registry and its reader. What makes a step of it names it as
+    a field of its own; launch files, shipped settings and the page are not read for columns.
+    """
+    folders = ("fields", "training/steps", "runs")
+    having = {
+        path.name
+        for folder in folders
+        for path in (_ROOT / "hybridperf" / folder).rglob("*.*")
+        if path.suffix in (".py", ".toml") and not path.name.startswith(("serving_benchmarks",))
+        if f'"{name}"' in path.read_text() or f"[{name}]" in path.read_text()
+    }
+    assert f"{question}.toml" in having
+    assert having - {f"{question}.toml"} <= _READERS[question]
+    assert len(having) == files
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_help_and_docs_list_every_field(question: str) -> None:
+    spec = importlib.util.spec_from_file_location("hooks", _ROOT / "docs" / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    shown = hooks.on_page_markdown((_ROOT / "docs/reference/columns.md").read_text())
+    lines = columns_help(question).splitlines()
+    for field in fields_of(question):
+        assert f"| {field.name} | " in shown
+        assert all(f"{name}" in shown for name in field.names)
+        assert any(line.split()[0] == field.name for line in lines)
+    assert max(map(len, lines)) <= 96

@@ -16,7 +16,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.features import features
-from hybridperf.workloads.transformer import Layout, load_shape
+from hybridperf.workloads.transformer import Layout, load_shape, parts
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.step import refuse_unmodelled
 
@@ -179,12 +179,14 @@ def test_a_field_that_changes_prices_changes_the_keys_that_they_are_kept_by(base
     features([base, *(other for _, other in others)], calls)
 
     def empty() -> Prices:
-        return dataclasses.replace(calls, cells={}, kept={}, once={}, by_machine={})
+        return dataclasses.replace(calls, cells={}, kept={}, once={})
 
     known = empty()
     features([base], known)
     for changed, other in others:
         assert_alike(features([other], known), 0, features([other], empty()), changed)
+        # the passes of graphs, too, which are kept by what `cell` leaves of a config
+        assert parts.layer_passes(other) == parts._layer_passes(other, -1), changed
     tried = {changed.partition(" ")[0] for changed, _ in others}
     assert len(tried) > 28
 
