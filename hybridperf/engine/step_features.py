@@ -188,8 +188,9 @@ class StepFeatures:
         """A row for each of the blocks [C], its blocks at the same place, without the columns that
         rows with the same blocks do not share.
         """
-        rows = {name: self.by_block(leaf) for name, leaf in self.columns.items() if name in SHARED}
-        return dataclasses.replace(self, **dict.fromkeys(_COLUMNS) | rows, alike=None)
+        rows: dict[str, Any] = dict.fromkeys(_COLUMNS)
+        rows |= {name: self.by_block(leaf) for name, leaf in self.columns.items() if name in SHARED}
+        return dataclasses.replace(self, **rows, alike=None)
 
     def picked(self, rows: np.ndarray) -> StepFeatures:
         """Some of the rows: their places, or whether each is one of them."""

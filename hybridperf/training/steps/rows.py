@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -368,7 +368,9 @@ class _Words:
 
 def _switches(row: Record) -> dict[str, Any]:
     """What a row itself says of how its step is run, as fields of a config."""
-    readers = {"flag": row.yes, "whole": row.count, "word": row.word, "text": row.text}
+    readers: dict[str, Callable[[str], Any]] = {
+        "flag": row.yes, "whole": row.count, "word": row.word, "text": row.text,
+    }  # fmt: skip
     said = {name: readers[FIELDS[name].kind](name) for name in FIELDS.of("config")}
     found = {name: value for name, value in said.items() if value not in ("", None)}
     if (kernel := found.get("attention")) in SHARES:
