@@ -407,12 +407,12 @@ def _chunks(
 
 
 # ZeRO stages by their words; what an hsdp shards, it shards as zero3 does
-_STAGES = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
+STAGES = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
 
 
 def _zero(row: Record, habits: Mapping[str, Any]) -> Any:
     given = row.word("sharding")
-    return _STAGES[given] if given else int(row.assume("ZeRO stage", habits["zero"]))
+    return STAGES[given] if given else int(row.assume("ZeRO stage", habits["zero"]))
 
 
 def _recompute(row: Record, habits: Mapping[str, Any]) -> Any:
