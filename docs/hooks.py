@@ -1,4 +1,6 @@
-"""For mkdocs: the page of commands shows what `--help` prints, so that it cannot be out of date."""
+"""For mkdocs: the page of commands shows what `--help` prints, that of columns what the registry of
+fields holds, so that neither can be out of date.
+"""
 
 import os
 import subprocess
@@ -13,10 +15,28 @@ _NAMES = (
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page with the help of every command in place of the mark for it."""
-    if "<!-- commands -->" not in markdown:
-        return markdown
-    return markdown.replace("<!-- commands -->", "\n".join(map(_section, _NAMES.split())))
+    """The page with the help of every command, the columns of a question, in place of its mark."""
+    if "<!-- commands -->" in markdown:
+        markdown = markdown.replace("<!-- commands -->", "\n".join(map(_section, _NAMES.split())))
+    for question in ("steps", "serve"):
+        if (mark := f"<!-- columns of {question} -->") in markdown:
+            markdown = markdown.replace(mark, columns(question))
+    return markdown
+
+
+def columns(question: str) -> str:
+    """A table of the columns of a question: meaning, other names, other words."""
+    from hybridperf.fields import fields_of
+    from hybridperf.fields.registry import described
+
+    lines = ["| column | meaning | other names | other words |", "|---|---|---|---|"]
+    for field in fields_of(question):
+        words = [f"{word or 'not given'}: {', '.join(one)}" for word, one in field.words.items()
+                 if one]  # fmt: skip
+        cells = field.name, described(field), ", ".join(field.names[1:]), "; ".join(words)
+        lines.append("| " + " | ".join(cells) + " |")
+    unread = ", ".join(sorted(fields_of(question).unread))
+    return "\n".join(lines) + f"\n\nRefused, with what to write in its place: {unread}.\n"
 
 
 def _section(name: str) -> str:

@@ -5,7 +5,7 @@ deployment of a model on some GPUs.
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import indent, wrap
+from textwrap import indent
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -13,6 +13,7 @@ from typer import Argument, Option
 from hybridperf.cli import common
 from hybridperf.cli.common import named_in, names_in, seconds_in, wrong
 from hybridperf.cli.manner import printed
+from hybridperf.fields.registry import columns_help
 
 _OF_SHAPE = (
     "system", "device", "gpus", "isl", "osl", "sla", "framework", "precision", "drafted",
@@ -50,7 +51,8 @@ def serve(
     tokens a second and GPU under limits of latency, with their front, costs and launch commands;
     with --requests also what recorded requests see of the best.
 
-    Columns that are read; what is left out is assumed, and the note says so:
+    Columns that are read; what is left out is assumed, and the note says so.
+    Names that frameworks give them are read, too; a name that resembles one is refused:
 
     \b
     COLUMNS
@@ -140,17 +142,7 @@ def _fit(fit_on: Sequence[Path], model: Path | None) -> Any:
     return ServingFit.load(model) if model else None
 
 
-def _columns() -> str:
-    from hybridperf.runs.serving_columns import READ
-
-    lines = []
-    for names, meaning in READ.items():
-        said = f"{names}: {meaning}".replace("`", "")
-        lines += wrap(said, 92, initial_indent="  ", subsequent_indent="      ")
-    return "\n".join(lines)
-
-
-serve.__doc__ = (serve.__doc__ or "").replace("    COLUMNS", indent(_columns(), "    "))
+serve.__doc__ = (serve.__doc__ or "").replace("    COLUMNS", indent(columns_help("serve"), "    "))
 
 
 def of_shape(

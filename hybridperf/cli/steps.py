@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from hybridperf.cli import common
-from hybridperf.training.steps.read_columns import READ, read_columns_help
+from hybridperf.fields.registry import columns_help
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,8 @@ def steps(
     """Predict each row of a table of training steps: time with interval, tokens/s, MFU, memory,
     what the time is made of, note. A single row can be written as words: model=gpt3-13b tp=8 ...
 
-    Columns that are read; what is left out follows from others or is assumed, and the note says so:
+    Columns that are read; what is left out follows from others or is assumed, and the note says so.
+    Names that frameworks give them are read, too; a name that resembles one is refused:
 
     \b
     COLUMNS
@@ -45,13 +46,12 @@ def steps(
     """
     import pandas as pd
 
+    from hybridperf.fields.columns import row_of, said_by
     from hybridperf.hardware import load_host
     from hybridperf.io import read_table
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
-    from hybridperf.training.steps.record import misspelt
     from hybridperf.training.steps.saved import saved_model
-    from hybridperf.training.steps.words import row_of
 
     rows, in_words = (
         Path(table[0]),
@@ -69,10 +69,10 @@ def steps(
         raise common.wrong(f"{named}; rename it")
     given = [None if in_words else rows, knobs, *(fit_on or [])]
     common.table_ready(out, given, save_knobs=save_knobs)
-    frame = row_of(table) if in_words else _read(rows)
+    frame = row_of(table, "steps") if in_words else _read(rows)
     tables = [read_table(path) for path in fit_on or []]
     for path, one in zip(fit_on or [], tables, strict=True):
-        if "step_time_s" not in one:
+        if "step_time_s" not in said_by(one.columns, "steps"):
             lacking = f"expected a column step_time_s in {path}, given to fit on, found none"
             raise common.wrong(f"{lacking}; give measured steps")
     measured = pd.concat(tables, ignore_index=True) if tables else None
@@ -81,9 +81,6 @@ def steps(
     if knobs:
         adapted = Adaptation.load(knobs)
     found = predict_steps(frame, device or None, system or None, overheads, measured, adapted)
-    for path, one in ((rows, frame), *zip(fit_on or [], tables, strict=True)):
-        for wrong, right in misspelt(one.columns).items():
-            common.warn(f"column {wrong!r} of {path} is not read (did you mean {right!r}?)")
     common.warn(*found.remarks)
     if renamed := kept_as(as_given(frame)):
         new = ", ".join(renamed.values())
@@ -102,16 +99,18 @@ def _read(rows: Path) -> "pd.DataFrame":
     """A table of rows, or the row that a launch file starts."""
     import pandas as pd
 
+    from hybridperf.fields.columns import reads
     from hybridperf.io import read_table
     from hybridperf.io.tables import with_own_text
     from hybridperf.training.launch_files.read import is_launch, read_launch
 
     if not is_launch(rows):
-        return with_own_text(read_table(rows), rows, READ)
+        frame = read_table(rows)
+        return with_own_text(frame, rows, reads("steps", frame.columns))
     read = read_launch(rows)
     if read.unread:
         common.warn(f"settings of {rows} that are not read: {', '.join(read.unread)}")
     return pd.DataFrame([read.row])
 
 
-steps.__doc__ = (steps.__doc__ or "").replace("    COLUMNS", indent(read_columns_help(), "    "))
+steps.__doc__ = (steps.__doc__ or "").replace("    COLUMNS", indent(columns_help("steps"), "    "))

@@ -17,8 +17,7 @@ import numpy as np
 from hybridperf.io.namespace import Array, array_module
 
 _STATIC = {"static": True}
-# columns of rows by which their blocks take longer
-SHARED = ("tp", "tp_nodes", "gathers_hidden", "waiting", "crossing", "slowest")
+_BY_BLOCK: dict[str, Any] = {"by_block": True}  # of a column by which blocks take longer
 
 
 @functools.partial(jax.tree_util.register_dataclass)
@@ -129,8 +128,10 @@ class StepFeatures:
     chunks: Array  # of a stage, each of which sends for itself
     sends_s: Array  # one message between neighbouring stages
     sends_hidden: Array  # 1: a stage computes meanwhile
-    tp_nodes: Array  # nodes of a tensor-parallel group
-    gathers_hidden: Array  # 1: gathers of sharded weights run alongside
+    # nodes of a tensor-parallel group
+    tp_nodes: Array = dataclasses.field(metadata=_BY_BLOCK)
+    # 1: gathers of sharded weights run alongside
+    gathers_hidden: Array = dataclasses.field(metadata=_BY_BLOCK)
     reduction_s: Array  # of gradients, bucket by bucket where they are reduced alongside
     reduction_tail_s: Array  # what is full when the last layer is done, and what follows
     reduction_last_s: Array  # its last bucket
@@ -145,15 +146,17 @@ class StepFeatures:
     )
     optimizer_s: Array
     optimizer_kernels: Array
-    tp: Array
-    waiting: Array  # 1: a ring over nodes waits at each of them (`transformer/waits.py`)
-    crossing: Array  # 1: so does a pipeline over nodes
+    tp: Array = dataclasses.field(metadata=_BY_BLOCK)
+    # 1: a ring over nodes waits at each of them (`transformer/waits.py`)
+    waiting: Array = dataclasses.field(metadata=_BY_BLOCK)
+    crossing: Array = dataclasses.field(metadata=_BY_BLOCK)  # 1: so does a pipeline over nodes
     stalls: Array  # messages of a micro-batch that surely stall
     stall_chance: Array  # of such messages where no run surely stalls
     gathered_layers: Array  # layers of a rank, gathered or summed singly, x data ranks
     exchange_hidden: Array  # 1: expert messages of a pair of passes run beside its computation
     folded: Array  # 1: a pipeline turns at its last stage, so the first holds the last chunk, too
-    slowest: Array | None = None  # deviations, as `StepEffects.on_slowest` takes them
+    # deviations, as `StepEffects.on_slowest` takes them
+    slowest: Array | None = dataclasses.field(default=None, metadata=_BY_BLOCK)
     schedule: Array | None = None  # its code; None: 1F1B, GPipe or interleaved
     # [K, N] width in logs on top of each step effect's own, where what it multiplies was not
     # measured on this machine
@@ -182,8 +185,11 @@ class StepFeatures:
 
     @functools.cached_property
     def of_blocks(self) -> StepFeatures:
-        """A row for each of the blocks [C], its blocks at the same place."""
-        rows = {name: self.by_block(leaf) for name, leaf in self.columns.items()}
+        """A row for each of the blocks [C], its blocks at the same place, without the columns that
+        rows with the same blocks do not share.
+        """
+        rows: dict[str, Any] = dict.fromkeys(_COLUMNS)
+        rows |= {name: self.by_block(leaf) for name, leaf in self.columns.items() if name in SHARED}
         return dataclasses.replace(self, **rows, alike=None)
 
     def picked(self, rows: np.ndarray) -> StepFeatures:
@@ -226,6 +232,8 @@ class StepFeatures:
         return {name: one for name in _COLUMNS if (one := getattr(self, name)) is not None}
 
 
+# columns of rows by which their blocks take longer
+SHARED = tuple(one.name for one in dataclasses.fields(StepFeatures) if one.metadata.get("by_block"))
 _BLOCKS = ("layer", "embedding", "head")
 _COLUMNS = tuple(
     field.name

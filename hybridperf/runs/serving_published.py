@@ -127,7 +127,7 @@ def settings_of(
     engine: Deployment, model: str, system: str, version: str, clients: float, prompt: float,
     output: float, measured: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Columns of `serving_columns.READ` by their values, and `may_draft`, 1 where the same rows are
+    """Columns of `fields/serve.toml` by their values, and `may_draft`, 1 where the same rows are
     published with drafts and without; empty: no benchmark of these lengths.
 
     Args:

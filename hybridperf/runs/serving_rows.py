@@ -15,9 +15,12 @@ from typing import Any
 
 import pandas as pd
 
+from hybridperf.fields import fields_of
+from hybridperf.fields.columns import read_columns
+from hybridperf.fields.registry import YES
 from hybridperf.hardware import canonical_dtype, load_device
 from hybridperf.io import InputError
-from hybridperf.io.errors import plain, unknown
+from hybridperf.io.errors import plain
 from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
@@ -26,6 +29,7 @@ from hybridperf.runs.serving_published import points_of, published, settings_of
 from hybridperf.workloads.serving import Deployment, is_blackwell
 from hybridperf.workloads.transformer.zoo import load_shape
 
+FIELDS = fields_of("serve")
 MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
 # of tokens over experts: nearly all of them have some, as a trained gate's distinct experts stay
 # within 13 % of a uniform one's (LLMServingSim, bench/core/runner.py); the exponent is assumed.
@@ -102,10 +106,11 @@ class ServedRow:
 
 def understood(frame: pd.DataFrame) -> list[ServedRow]:
     """Each row of a table."""
-    records = frame.to_dict("records")
+    read = read_columns(frame, "serve")
+    records = read.frame.to_dict("records")
     seen: dict[tuple, ServedRow] = {}
     out = []
-    for record in records:
+    for at, record in enumerate(records):
         values = {str(name): value for name, value in record.items() if not _empty(value)}
         values["concurrency"] = _clients(values)
         values.setdefault("measured", _in_text(values, _MEASURED))
@@ -115,24 +120,11 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
                 seen[told] = _row(values)
             except InputError as error:
                 seen[told] = ServedRow(refused=str(error))
-        out.append(seen[told])
+        out.append(ServedRow(refused=read.refused[at]) if at in read.refused else seen[told])
     return out
 
 
-_SIZES = (
-    "tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "num_workers",
-    "batch_size",
-)  # fmt: skip
-# whether prompts are computed by engines of their own
-_APART = {"agg": False, "aggregated": False, "disagg": True, "disaggregated": True}
-_USED = (
-    "model_path", "model", "system", "backend", "framework", "backend_version", "precision", "mode",
-    "gemm_quant_mode", "moe_quant_mode", "kv_dtype", "isl", "osl", "concurrency", "max_num_seqs",
-    "max_num_batched_tokens", "requests_per_client", "drafted", "acceptance", "cached_share",
-    "enforce_eager", "lora_rank", "scheduler_recv_interval", "attention_dp_timeout_iters",
-    "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio", "moe_backend", "measured",
-    *(f"{kind}{name}" for kind in ("", "prefill_", "decode_") for name in _SIZES),
-)  # fmt: skip
+_USED = FIELDS.of("words", "layout")
 
 
 def _empty(value: Any) -> bool:
@@ -140,9 +132,8 @@ def _empty(value: Any) -> bool:
 
 
 def _clients(values: Mapping[str, Any]) -> Any:
-    for name in ("silicon_concurrency", "concurrency"):
-        if name in values:
-            return values[name]
+    if "concurrency" in values:
+        return values["concurrency"]
     found = _in_text(values, _CONCURRENCY)
     return float(found) if found else values.get("batch_size", math.nan)
 
@@ -155,14 +146,14 @@ def _in_text(values: Mapping[str, Any], pattern: re.Pattern[str]) -> str:
 
 def _row(values: Mapping[str, Any]) -> ServedRow:
     notes: list[str] = []
-    name = _text(values, "model_path", "model")
+    name = _text(values, "model_path")
     if _empty(values["concurrency"]):
         raise InputError(
             "expected clients in a column concurrency, silicon_concurrency or batch_size, got none"
         )
     shape_name, habits = named_model(name)
     machine = machine_of(_text(values, "system"))
-    framework = known_framework(str(values.get("backend", values.get("framework", ""))), notes)
+    framework = known_framework(str(values.get("backend", "")), notes)
     shape = load_shape(shape_name)
     common: dict[str, Any] = {
         "shape": shape, "framework": framework,
@@ -185,10 +176,13 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         raise InputError(
             f"expected concurrency, isl and osl of at least 1 in a row of serving, got {given}"
         )
-    mode = str(values.get("mode", "agg"))
-    if mode not in _APART:
-        raise unknown("mode", mode, _APART, f"known are {', '.join(_APART)}")
-    if _APART[mode]:
+    longest = _number(values, "max_model_len", math.inf)
+    if found["prompt"] + found["output"] > longest:
+        raise InputError(
+            f"expected isl + osl of max_model_len, {longest:g}, or fewer, got"
+            f" {found['prompt']:g} + {found['output']:g}"
+        )
+    if _word(values, "mode") == "disagg":
         engine, more = _apart(values, common, found, notes)
         found |= more
     else:
@@ -213,7 +207,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     if {"cached_share", "enforce_eager"} & {*values}:  # of the row, or of a benchmark's scripts
         engine = dataclasses.replace(
             engine, cached_share=_number(values, "cached_share", 0.0),
-            launches="eager" if _number(values, "enforce_eager", 0.0) else "graph",
+            launches="eager" if _word(values, "enforce_eager") == YES else "graph",
         )  # fmt: skip
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
@@ -331,15 +325,15 @@ def _schemes(
     values: Mapping[str, Any], model: str, habits: Mapping[str, Any], machine: Machine,
     framework: str, experts_in: bool, notes: list[str],
 ) -> dict[str, str]:  # fmt: skip
-    words = known_names()["precision"]
-    precision = str(values.get("precision", "")).lower()
+    words = FIELDS["precision"]
+    precision = _word(values, "precision")
     if not precision and not {"gemm_quant_mode", "moe_quant_mode"} & {*values}:
-        parts = [*words, "fp8", "nvfp4"]
-        precision = next((one for one in plain(model).split("_") if one in parts), "bf16")
+        parts = plain(model).split("_")
+        precision = next((one for one in parts if words.spellings.get(one)), "bf16")
         notes.append(f"precision not given: {precision} assumed")
     gemm = str(values.get("gemm_quant_mode", precision or "bf16")).lower()
     experts = str(values.get("moe_quant_mode", gemm)).lower()
-    gemm, experts = words.get(gemm, gemm), words.get(experts, experts)
+    gemm, experts = words.meant(gemm) or "bfloat16", words.meant(experts) or "bfloat16"
     attention = ""
     if habits.get("mxfp4"):
         gemm, experts = (
@@ -357,8 +351,7 @@ def _schemes(
         kept = known_names()["framework"].get(framework, {})
         usual_kv = kept.get("kv", "bf16")
         usual_kv = usual_kv if experts_in else kept.get("kv_dense", usual_kv)
-    kv_dtype = str(values.get("kv_dtype", usual_kv)).lower()
-    kv_dtype = canonical_dtype(known_names()["cache"].get(kv_dtype, kv_dtype))
+    kv_dtype = canonical_dtype(_word(values, "kv_dtype") or usual_kv)
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
             "kv_dtype": kv_dtype,
             "distribution": habits.get("distribution", DISTRIBUTION)}  # fmt: skip
@@ -391,11 +384,19 @@ def known_framework(name: str, notes: list[str]) -> str:
     return ""
 
 
-def _text(values: Mapping[str, Any], *names: str) -> str:
-    for name in names:
-        if name in values:
-            return str(values[name])
-    raise InputError(f"expected a column {names[0]} in a row of serving, got none")
+def _text(values: Mapping[str, Any], name: str) -> str:
+    if name in values:
+        return str(values[name])
+    raise InputError(f"expected a column {name} in a row of serving, got none")
+
+
+def _word(values: Mapping[str, Any], name: str) -> str:
+    """One of a field's words, "" for nothing."""
+    given = str(values.get(name, "")).lower()
+    found = FIELDS[name].meant(given)
+    if found is None:
+        raise InputError(f"expected a {name} of {FIELDS[name].legal}, got {given!r}")
+    return found
 
 
 def _count(values: Mapping[str, Any], name: str, default: int = 1, least: int = 1) -> int:

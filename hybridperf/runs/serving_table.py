@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.fields.columns import read_columns
 from hybridperf.io import InputError, replacing_in, settled
 from hybridperf.model import load_model
 from hybridperf.runs.served import Served, served
@@ -58,7 +59,7 @@ class PredictedServing:
 def predict_serving(
     frame: pd.DataFrame, fit_on: pd.DataFrame | None = None, fit: ServingFit | None = None
 ) -> PredictedServing:
-    """Predict each row of a table of operating points (columns: `serving_columns.READ`).
+    """Predict each row of a table of operating points (columns: `fields/serve.toml`).
 
     Args:
         frame: the rows.
@@ -86,13 +87,14 @@ def predict_serving(
 
 def fit_of(rows: pd.DataFrame) -> ServingFit:
     """Effects fitted to measured rows."""
+    said = read_columns(rows, "serve").frame
     for name in TARGETS:
-        if name not in rows:
+        if name not in said:
             raise InputError(
                 f"expected a column {name} in measured rows of serving, found none; give ttft_s and"
                 " tpot_s, seconds"
             )
-    seconds = {name: pd.to_numeric(rows[name], errors="coerce").to_numpy(float) for name in TARGETS}
+    seconds = {name: pd.to_numeric(said[name], errors="coerce").to_numpy(float) for name in TARGETS}
     good = np.logical_and.reduce(
         [(values > 0) & np.isfinite(values) for values in seconds.values()]
     )

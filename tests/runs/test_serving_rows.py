@@ -143,7 +143,7 @@ def test_an_adapter_takes_time_and_one_token_has_no_time_per_token() -> None:
 
 def test_a_mode_that_nobody_knows_is_refused() -> None:
     (odd,) = understood(table({**DENSE, "mode": "foo"}))
-    assert odd.refused.startswith("unknown mode 'foo'")
+    assert odd.refused.startswith("expected a mode of agg, disagg, got 'foo'")
     workers = {"prefill_tp_size": 4, "decode_tp_size": 8}
     apart, whole = understood(table(
         *({**EXPERTS, **workers, "mode": mode} for mode in ("disaggregated", "aggregated"))

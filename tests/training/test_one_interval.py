@@ -8,6 +8,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.engine.prediction import predict
+from hybridperf.fields.columns import row_of
 from hybridperf.model.adapted_steps import Adaptation, Adapted, Group
 from hybridperf.model.variance import UNNAMED
 from hybridperf.training.plans.ranked import step_intervals
@@ -15,7 +16,6 @@ from hybridperf.training.plans.run import plan
 from hybridperf.training.steps.as_graph import step_graph
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
-from hybridperf.training.steps.words import row_of
 from hybridperf.workloads.transformer.step import transformer
 
 # how far ends may lie apart, in logs of themselves over the predicted seconds; and those seconds
@@ -72,7 +72,7 @@ def test_a_row_is_as_sure_as_its_graph(framework) -> None:
     words = ("model=llama2-7b", "gpu=h100_sxm", "system=dgx_h100", "n_gpus=4", "tp=2", "pp=2",
              "micro_batch=1", "global_batch=16", "sharding=none", "precision=bf16",
              framework)  # fmt: skip
-    row, graph = predict_steps(row_of(words)).frame.iloc[0], step_graph(*words).prediction
+    row, graph = predict_steps(row_of(words, "steps")).frame.iloc[0], step_graph(*words).prediction
     for end in ("low_s", "high_s"):
         of_row = row[end] / row["predicted_s"]
         assert getattr(graph, end) / graph.time_s == pytest.approx(of_row, rel=SAME)

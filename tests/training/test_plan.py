@@ -338,6 +338,7 @@ def test_a_users_prices_come_first(tmp_path, found):
             "no layout of gpt3-13b fits on 1 GPU with",
         ),
         ({"only": "tp=1"}, "expected only as a mapping"),
+        ({"only": {"zero": 1, "sharding": "zero3"}}, "expected zero once in only, got it again as"),
         ({"only": {"recompute": "some"}}, "recompute can be none, selective, full, got 'some'"),
         (
             {"only": {"sequence_parallel": "maybe"}},
@@ -368,6 +369,10 @@ def test_what_cannot_be_planned_is_one_sentence(options, says):
         (
             {"only": {"tp": 2, "sequence_parallel": "yes", "cp": 1}},
             {"only": {"tp": [2], "sequence_parallel": [1], "cp": [1]}},
+        ),
+        (  # names and words of columns of steps
+            {"only": {"tensor_parallel_size": 2, "zero_stage": ["fsdp", 1], "cp_size": 1}},
+            {"only": {"tp": [2], "zero": [3, 1], "cp": [1]}},
         ),
     ],
 )

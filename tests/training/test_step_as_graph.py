@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from hybridperf.cli.ask import ask
+from hybridperf.fields.columns import row_of
 from hybridperf.io import InputError
 from hybridperf.training.steps.as_graph import step_graph
 from hybridperf.training.steps.predict import predict_steps
-from hybridperf.training.steps.words import row_of
 
 WORDS = ("model=llama2-7b", "gpu=h100_sxm", "system=dgx_h100", "n_gpus=4", "tp=2", "pp=2",
          "micro_batch=1", "global_batch=16", "sharding=none", "precision=bf16",
@@ -16,7 +16,7 @@ KNOB = "memory_bytes_per_s"
 
 
 def test_the_graph_of_a_row_is_its_closed_form_and_holds_its_memory() -> None:
-    row = predict_steps(row_of(WORDS)).frame.iloc[0]
+    row = predict_steps(row_of(WORDS, "steps")).frame.iloc[0]
     step = step_graph(*WORDS)
     assert step.prediction.time_s == pytest.approx(row["predicted_s"], rel=0.02)
     assert len(step.memory()) == 2
@@ -45,7 +45,7 @@ def test_a_number_of_the_machine_is_varied_as_its_elasticity_says() -> None:
 )
 def test_words_that_make_no_row_are_refused(command: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        row_of(command)
+        row_of(command, "steps")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import hybridperf as hp
 import hybridperf.workloads.memory
 from hybridperf.cli import common as cli_common
+from hybridperf.fields import fields_of
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_table
 from hybridperf.io.documents import with_checksum
@@ -21,8 +22,6 @@ from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.training.steps import names
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import COLUMNS, predict_steps
-from hybridperf.training.steps.read_columns import READ
-from hybridperf.training.steps.record import misspelt
 from hybridperf.training.steps.rows import resolve
 from hybridperf.workloads.transformer.framework import framework_habits
 
@@ -326,8 +325,6 @@ def test_a_degree_that_the_others_leave_no_choice_of_follows(missing, value):
                 " training steps, got 'gpu'"
             ),
         ),
-        ("MODEL,GPU\ngpt3-13b,a100\n", "; rename 'MODEL' for 'model'"),
-        (" model ,gpu\ngpt3-13b,a100\n", "; rename ' model ' for 'model'"),
         ("model;gpu\ngpt3-13b;a100\n", "; separate cells by commas, not semicolons"),
         ("model\tgpu\ngpt3-13b\ta100\n", "; separate cells by commas, not tabs"),
         ("", "is empty; expected a header line and at least one row"),
@@ -339,17 +336,22 @@ def test_tables_without_a_model_are_refused_whole(refused, tmp_path, text, says)
     assert says in refused("steps", tmp_path / "t.csv", "--out", tmp_path / "o.csv")
 
 
-def test_a_misspelt_column_is_named_and_others_are_not(run, tmp_path):
-    rows({"note_of_mine": "x", "url": "y"}).rename(
-        columns={"micro_batch": "MicroBatch", "sharding": "Sharding"}
-    ).to_csv(tmp_path / "t.csv", index=False)
-    status, _, err = run("steps", tmp_path / "t.csv", "--out", tmp_path / "o.csv")
-    assert status == 3
-    assert "column 'MicroBatch' of" in err
-    assert "is not read (did you mean 'micro_batch'?)" in err
-    assert "'Sharding'" in err
-    assert "note_of_mine" not in err
-    assert "'url'" not in err
+def test_a_misspelt_column_is_refused_by_name_and_others_pass(run, refused, tmp_path):
+    mine = rows({"note_of_mine": "x", "url": "y"})
+    mine.rename(columns={"micro_batch": "micro_bacth", "sharding": "shardng"}).to_csv(
+        tmp_path / "t.csv", index=False
+    )
+    assert (
+        "got 'micro_bacth' (did you mean 'micro_batch'?), 'shardng' (did you mean 'sharding'?);"
+        " rename or drop them" in refused("steps", tmp_path / "t.csv", "--out", tmp_path / "o.csv")
+    )
+    mine.rename(columns={"micro_batch": "MicroBatch", "sharding": "zero_stage"}).to_csv(
+        tmp_path / "t.csv", index=False
+    )
+    assert run("steps", tmp_path / "t.csv", "--out", tmp_path / "o.csv")[0] == 0
+    found = pd.read_csv(tmp_path / "o.csv")
+    assert {"MicroBatch", "zero_stage", "url"} <= {*found}
+    assert found["predicted_s"][0] == predict_steps(rows({})).frame["predicted_s"][0]
 
 
 def test_a_name_of_no_format_is_refused_before_any_work(refused, tmp_path):
@@ -581,26 +583,6 @@ def test_heads_too_wide_for_fused_attention_are_said():
     assert "fused attention" not in usual.note
 
 
-@pytest.mark.parametrize(
-    ("wrong", "right"),
-    [
-        ("recompue", "recompute"),
-        ("seqlen", "seq"),
-        ("micro_batch_size", "micro_batch"),
-        ("pipeline", "pp"),
-        ("Global Batch Size", "global_batch"),
-    ],
-)
-def test_columns_by_other_names_are_told_ours(wrong, right):
-    assert misspelt([wrong, "model"]) == {wrong: right}
-    assert misspelt([wrong, right, "model"]) == {}
-
-
-def test_other_names_of_columns_are_of_columns_that_are_read():
-    assert set(names.aliases()["columns"].values()) <= set(READ)
-    assert not set(names.aliases()["columns"]) & set(READ)
-
-
 def test_links_that_stand_for_others_are_said_only_where_they_do():
     assert "nodes of T4s are priced with PCIe 4 links" in names.machine("t4", "").notes
     assert (
@@ -738,15 +720,10 @@ def test_help_names_every_column(run):
     status, printed, _ = run("steps", "--help")
     assert status == 0
     words = set(re.findall(r"\w+", printed))
-    assert not {*READ, *COLUMNS} - words
-    for known in (framework_habits(), names.aliases()["recompute"]):
-        assert set(known) - words <= {
-            "selective_op",
-            "true",
-            "false",
-            "unknown",
-            "recipe",
-        }
+    fields = fields_of("steps")
+    assert not {*fields.by_name, *COLUMNS, *framework_habits()} - words
+    legal = {word for one in fields for word in one.words if word}
+    assert legal <= words
     assert "whole square, not its causal half" in printed
 
 

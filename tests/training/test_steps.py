@@ -133,11 +133,13 @@ def same(one, other):
 
 
 def test_a_row_passes_no_more_files_than_it_did(cache):
-    """Each is read by whoever asks how a row is predicted; fewer are better, 15 are the aim."""
+    """Each is read by whoever asks how a row is predicted; fewer are better, 15 are the aim. Two
+    are those that read the columns of every question (`fields/`).
+    """
     predict_steps(rows({}), cache=cache)
     entered = files_entered(lambda: predict_steps(rows({}), cache=cache))
     assert "training/steps/predict.py" in entered
-    assert len(entered) <= 28, sorted(entered)
+    assert len(entered) <= 30, sorted(entered)
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,15 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hybridperf.fields import fields_of
 from hybridperf.io import InputError
+from hybridperf.training.steps.record import STAGES
 from hybridperf.workloads.transformer.fields import LARGEST
 
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _MOST_TOKENS = 1e20
+# fields of a layout that columns have another name for
+_IN_LAYOUT = {"seq_parallel": "sequence_parallel", "grad_accum": "accumulation", "sharding": "zero"}
 _FLAGS = {"1": 1, "yes": 1, "true": 1, "on": 1, "0": 0, "no": 0, "false": 0, "off": 0}
 
 
@@ -53,11 +57,29 @@ def number_of_tokens(given: float | str, name: str = "tokens") -> float:
     return value
 
 
+def _of_layout(name: str, values: list[Any]) -> tuple[str, list[Any]]:
+    """(a layout's field that a column of steps means, its values); what is none stays as it is."""
+    call = fields_of("steps").called(name)
+    if call is None:
+        return name, values
+    field, spelling = call
+    if field.kind == "word":
+        values = [field.meant(str(one), spelling) or one for one in values]
+    if field.name == "sharding":
+        values = [STAGES.get(one, one) for one in values]
+    return _IN_LAYOUT.get(field.name, field.name), values
+
+
 def narrowed(only: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Values by dimension, each a list; yes and no as numbers."""
     if not isinstance(only, Mapping):
         raise InputError(f'expected only as a mapping such as {{"tp": [1, 2]}}, got {only!r}')
-    found = {name: several(values) for name, values in only.items()}
+    found: dict[str, list[Any]] = {}
+    for given, values in only.items():
+        name, meant = _of_layout(str(given), several(values))
+        if name in found:
+            raise InputError(f"expected {name} once in only, got it again as {given}; keep one")
+        found[name] = meant
     for at, value in enumerate(found.get("sequence_parallel", [])):
         if str(value).lower() not in _FLAGS:
             raise InputError(f"sequence_parallel must be yes or no, got {value!r}")

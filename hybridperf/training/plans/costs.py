@@ -60,12 +60,6 @@ from hybridperf.workloads.transformer.columns import (
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layouts
 
-# columns of rows that are known of what happens once a step
-_ONCE = (
-    "layers_first", "layers_last", "layers_most", "layers", "stages", "updates_hidden",
-    "reduction_hidden", "waiting", "crossing", "stalls", "stall_chance", "gathered_layers",
-    "gathers_hidden", "sends_hidden", "tp", "slowest",
-)  # fmt: skip
 # by schedule, whether it is so: 1 or 0
 _FORWARDS_FIRST, _FOLDED, _SPLITS_BACKWARD, _IN_PAIRS = (
     np.isin(np.arange(len(SCHEDULES)), codes).astype(float)
@@ -105,8 +99,8 @@ class SpaceColumns:
         )
         # `explain.py` asks for what was not measured of the layouts that it shows
         sums = Sums.of(cells, shards, once, messages, setup.prices)
-        columns = {name: values for name, values in row_columns(once).items() if name in _ONCE}
-        return SpaceColumns(space, rows, inputs, sums, columns | sums.of_update, tp_nodes, *index)
+        columns = row_columns(once) | sums.of_update
+        return SpaceColumns(space, rows, inputs, sums, columns, tp_nodes, *index)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -123,22 +117,25 @@ class SpaceColumns:
         x = self.space.base
         vp, schedule = x.vp[base].astype(float), x.schedule[base]
         hides = _IN_PAIRS[schedule] * (x.ep[base] > 1) * (x.cp[base] == 1)
-        known: dict[str, Any] = {name: values[once] for name, values in self.columns.items()}
         cell, shards = self.cell[at], self.sums.shard_of[self.shards[at]]
-        tp_nodes = self.tp_nodes[cell]
-        shared = (known.get(name, tp_nodes) for name in SHARED)
+        own = {
+            "tp_nodes": self.tp_nodes[cell], "chunks": vp, "exchange_hidden": hides,
+            "forwards_first": _FORWARDS_FIRST[schedule], "folded": _FOLDED[schedule],
+            "micro_batches": x.accumulation[base].astype(float),
+            "schedule": schedule if _SPLITS_BACKWARD[schedule].any() else None,
+        }  # fmt: skip
+        # the rest is known of what happens once a step
+        known: dict[str, Any] = own | {
+            name: values[once] for name, values in self.columns.items() if name not in own
+        }
         gathers = self.gathers[at]
-        alike = Alike.of_keys(cell, shards * gathers, *shared)
+        alike = Alike.of_keys(cell, shards * gathers, *(known[name] for name in SHARED))
         blocks = self.sums.cells.take(cell[alike.first], -1)
         if gathers.any():
             blocks += self.sums.shards.take(shards[alike.first], -1)
         layer, embedding, head = (BlockPrices(*fields) for fields in blocks)
         return StepFeatures(
-            layer, embedding, head, **known, alike=alike, tp_nodes=tp_nodes, chunks=vp,
-            forwards_first=_FORWARDS_FIRST[schedule], exchange_hidden=hides,
-            schedule=schedule if _SPLITS_BACKWARD[schedule].any() else None, pace=pace,
-            folded=_FOLDED[schedule],
-            micro_batches=x.accumulation[base].astype(float),
+            layer, embedding, head, **known, alike=alike, pace=pace,
             sends_s=self.sums.sends_s[self.message[at]],
         )  # fmt: skip
 

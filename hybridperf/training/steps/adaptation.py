@@ -18,6 +18,7 @@ import itertools
 import numpy as np
 import pandas as pd
 
+from hybridperf.fields.columns import read_columns
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.model.adapted_steps import MODES, Adaptation, Adapted
@@ -53,12 +54,13 @@ def adaptation(
         InputError: for rows that no machine explains: what is fitted to milliseconds is worse than
             what is believed without rows.
     """
-    if "step_time_s" not in frame:
+    said = read_columns(frame, "steps").frame
+    if "step_time_s" not in said:
         raise InputError(
             "expected a column step_time_s in the rows to fit on, found none; give measured steps"
         )
     batch = cache.understand(frame, device, system)
-    why = _left_out(frame, batch)
+    why = _left_out(said, batch)
     ran = np.array([not why[at] for at in batch.at], bool)
     first = next(filter(None, why), "")
     if not ran.any():
@@ -69,7 +71,7 @@ def adaptation(
     remarks = []
     if left := len(frame) - int(ran.sum()):
         remarks.append(f"{left} of {len(frame)} rows to fit on left out; the first, {first}")
-    measured_s = frame["step_time_s"].to_numpy(object)[batch.at[ran]].astype(float)
+    measured_s = said["step_time_s"].to_numpy(object)[batch.at[ran]].astype(float)
     batch = chosen(batch, ran)
     off = _off(batch, measured_s, host)
     far, wild = np.abs(off) > _FAR, np.abs(off) > _NO_MACHINE

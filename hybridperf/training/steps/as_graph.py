@@ -16,10 +16,10 @@ import pandas as pd
 from hybridperf.engine.batches import BatchPredictor, knob_names
 from hybridperf.engine.elasticities import elasticities
 from hybridperf.engine.prediction import Prediction, predict
+from hybridperf.fields.columns import row_of
 from hybridperf.io import InputError, unknown
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.memory_fit import memory_knobs
-from hybridperf.training.steps.words import row_of
 from hybridperf.workloads.memory import memory_of
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.step import transformer
@@ -35,7 +35,7 @@ def step_graph(*words: str) -> StepGraph:
     Raises:
         InputError: the row cannot be predicted.
     """
-    batch = shared_price_cache().understand(row_of(words))
+    batch = shared_price_cache().understand(row_of(words, "steps"))
     if not len(batch):
         row = batch.resolved.rows[0]
         raise InputError((batch.problems.get(0) or row.refused).removeprefix("row 1: "))

@@ -34,7 +34,7 @@ from hybridperf.model.step_table import alone_seconds, step_table
 from hybridperf.model.unmeasured import Unmeasured
 from hybridperf.workloads.transformer import embedding_head, layers
 from hybridperf.workloads.transformer.columns import RECOMPUTE
-from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.config import TransformerConfig, fields_entering
 from hybridperf.workloads.transformer.in_step import (
     call_in_step,
     inside_a_node,
@@ -63,11 +63,7 @@ _FIELDS = {field.name: at for at, field in enumerate(dataclasses.fields(BlockPri
 _REPEATED: tuple[Recompute, ...] = ("selective", "full")
 _SUMS = (2 + len(_REPEATED), len(_FIELDS))  # S; F
 _BLOCKS = 3  # layer, embedding, head
-_KERNEL_FIELDS = operator.attrgetter(
-    "dtype", "quant", "attention", "attention_kernel", "framework", "grouped_experts", "routing",
-    "adapters", "dropout", "fused_loss", "vocab_multiple", "optimizer", "gradient_bytes",
-    "checkpoints", "context_messages", "fp8_param_gather",
-)  # fmt: skip
+_KERNEL_FIELDS = operator.attrgetter(*fields_entering())
 _COUNTED = {"scatter": "gather_calls", "ring": "exchange_calls"}
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 
@@ -435,8 +431,7 @@ def cell_key(config: TransformerConfig) -> tuple[Any, ...]:
         shape = _one_layer(shape)
     repeats = x.accumulation > 1 and config.kernels.framework.gradients == "repeated"
     ranks = (x.tp, x.cp, x.ep, x.expert_tp, x.sequence_parallel, x.micro_batch, x.recompute)
-    experts = config.expert_messages
-    return (shape, *ranks, repeats, experts, *placed_on(config), *kernels_key(config))
+    return (shape, *ranks, repeats, *placed_on(config), *kernels_key(config))
 
 
 def kernels_key(config: TransformerConfig) -> tuple[Any, ...]:

@@ -27,14 +27,13 @@ from hybridperf.training.steps.cells import (
     Cells,
     Prices,
     cell_key,
-    kernels_key,
     shards_key,
     shards_of,
 )
 from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer import waits
 from hybridperf.workloads.transformer.columns import FORWARDS_FIRST, SCHEDULES
-from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.config import TransformerConfig, fields_entering
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.in_step import GROUP_EFFECTS, call_in_step, probes
 from hybridperf.workloads.transformer.layout import Layout
@@ -50,12 +49,10 @@ from hybridperf.workloads.transformer.update import (
     tied_reduction,
 )
 
-_COLUMNS = (
-    "layers_first", "layers_last", "layers_most", "layers", "stages", "micro_batches",
-    "chunks", "sends_hidden", "tp_nodes", "gathers_hidden", "reduction_hidden", "tp", "schedule",
-    "waiting", "crossing", "stalls", "gathered_layers", "forwards_first", "updates_hidden",
-    "stall_chance", "exchange_hidden", "folded", "slowest",
-)  # fmt: skip
+# fields of a config that what happens once a step depends on, and a message to the next stage
+_OF_ONCE, _OF_MESSAGE = (
+    operator.attrgetter(*fields_entering(part)) for part in ("once", "message")
+)
 _OF_UPDATE = (
     "reduction_s", "reduction_tail_s", "reduction_last_s", "hiding_layers", "tied_s", "updated_s",
     "updated_first_s", "updated_last_s", "optimizer_s", "optimizer_kernels",
@@ -169,23 +166,27 @@ class Sums(NamedTuple):
 
 def row_columns(configs: Iterable[TransformerConfig]) -> dict[str, np.ndarray]:
     """What rows say without a price [N] each."""
-    rows = np.array([_columns(config) for config in configs], float)
-    return dict(zip(_COLUMNS, rows.T, strict=True))
+    each = [_columns(config) for config in configs]
+    rows = np.array([[*one.values()] for one in each], float)
+    return dict(zip(each[0], rows.T, strict=True))
 
 
 @functools.lru_cache(65536)
-def _columns(config: TransformerConfig) -> tuple[float, ...]:
-    """A row of `_COLUMNS`."""
-    x, stages = config.layout, _stages(config)
-    return (
-        *stages, config.shape.depth, x.pp, x.accumulation, x.vp,
-        config.overlap_sends, config.group("tp").nodes, config.overlap_shards,
-        waits.reduces_beside(config) and x.kind.pipes == 1, x.tp,
-        SCHEDULES.index(x.schedule), does(config.framework, "ring_waits"),
-        waits.stall_messages(config) > 0, waits.sure_stalls(config),
-        waits.layers_gathered(config, stages[0]), SCHEDULES.index(x.schedule) in FORWARDS_FIRST,
-        config.overlap_weights and x.kind.pipes == 1, waits.stall_chance(config),
-        config.hides_exchanges, x.kind.folded, slowest_of(x.ranks),
+def _columns(config: TransformerConfig) -> Mapping[str, float]:
+    """What a row says without a price, by columns of `StepFeatures`."""
+    x, stages, code = config.layout, _stages(config), SCHEDULES.index(config.layout.schedule)
+    one_way = x.kind.pipes == 1
+    return dict(
+        layers_first=stages[0], layers_last=stages[1], layers_most=stages[2],
+        layers=config.shape.depth, stages=x.pp, micro_batches=x.accumulation, chunks=x.vp,
+        sends_hidden=config.overlap_sends, tp_nodes=config.group("tp").nodes,
+        gathers_hidden=config.overlap_shards,
+        reduction_hidden=waits.reduces_beside(config) and one_way, tp=x.tp, schedule=code,
+        waiting=does(config.framework, "ring_waits"), crossing=waits.stall_messages(config) > 0,
+        stalls=waits.sure_stalls(config), gathered_layers=waits.layers_gathered(config, stages[0]),
+        forwards_first=code in FORWARDS_FIRST, updates_hidden=config.overlap_weights and one_way,
+        stall_chance=waits.stall_chance(config), exchange_hidden=config.hides_exchanges,
+        folded=x.kind.folded, slowest=slowest_of(x.ranks),
     )  # fmt: skip
 
 
@@ -221,10 +222,8 @@ def _once(config: TransformerConfig) -> tuple[Any, ...]:
     """All that what happens once a step depends on."""
     x = config.layout
     groups = (config.group(dim) for dim in ("data", "shard", "replica", "expert_data", "pp"))
-    beside = (config.overlap_gradients, config.overlap_weights)
-    cut = (config.stage_split, x.kind.pipes, x.kind.folded, *beside)
-    ranks = (x.zero, x.tp, x.pp, x.ep, x.expert_tp)
-    return (config.shape, *ranks, *cut, *kernels_key(config), *groups)
+    ranks = (x.zero, x.tp, x.pp, x.ep, x.expert_tp, x.kind.pipes, x.kind.folded)
+    return (config.shape, *ranks, *_OF_ONCE(config), *groups)
 
 
 @functools.lru_cache(65536)
@@ -232,7 +231,7 @@ def _message(config: TransformerConfig) -> tuple[Any, ...]:
     """All that a message to the next stage depends on."""
     x = config.layout
     sizes = (x.tp, x.cp, x.sequence_parallel, x.micro_batch, x.pp > 1, config.group("pp").nodes > 1)
-    return ("message", config.shape, sizes, config.dtype, config.scatter_gather)
+    return ("message", config.shape, sizes, *_OF_MESSAGE(config))
 
 
 def _whole_stages(config: TransformerConfig) -> TransformerConfig:

@@ -230,13 +230,6 @@ def of_source(table: str, source: str) -> Any:
     return next(found, None)
 
 
-@functools.lru_cache(4096)
-def word(table: str, given: str) -> Any:
-    """Meaning of a row's word by one of the tables (`precision`, `recompute`); None for nothing."""
-    text, known = plain(given), aliases()[table]
-    return known.get(text, known.get(text.replace("_", "")))  # "ZeRO-1" is zero1
-
-
 def variant(framework: str, said: str) -> str:
     """The variant of a framework that a word of a row's own note or source names, else it."""
     joined = said.lower().replace("async tp", "asynctp").replace("llm.c", "llmc")

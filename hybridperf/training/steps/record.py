@@ -4,17 +4,14 @@ published model with the row's own sizes, or these alone; how it is spread over 
 itself or its framework's habits.
 
 Tables of sweeps repeat almost everything: each combination of cells is a record once, whatever
-stands in other columns. A table may have any other columns. But a header in capitals, cells between
-semicolons or "microbatch" would be passed over without a word and each row refused, or worse,
-predicted by assumptions: `misspelt` finds columns that look like one that is read but for their
-spelling, or go by another name. Those that are read: `read_columns.py`. Axes: R rows, U records.
+stands in other columns. Which columns are read, and by what other names and words:
+`fields/steps.toml`. Axes: R rows, U records.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import gc
 import math
@@ -24,19 +21,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.fields import fields_of
+from hybridperf.fields.registry import YES
 from hybridperf.io import InputError
-from hybridperf.io.errors import plain as plain_word
-from hybridperf.training.steps.names import aliases, plain, word
-from hybridperf.training.steps.read_columns import READ
+from hybridperf.training.steps.names import plain
 from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.columns import SCHEDULES
 from hybridperf.workloads.transformer.layout import ORDER, Order
 from hybridperf.workloads.transformer.zoo import shape_of
 
-_YES, _NO = ("1", "1.0", "true", "yes", "on"), ("0", "0.0", "false", "no", "off", "none")
+FIELDS = fields_of("steps")
 _NEEDED = ("hidden", "heads", "layers", "seq", "vocab")  # of a model without a name
-_ALIKE = 0.85  # of difflib's ratio: "microbatch" and "micro_batches", not "sequence"
 _SIZES = (
     "hidden", "heads", "layers", "ffn", "vocab", "seq", "kv_heads", "head_dim", "experts", "topk",
     "decoder_layers", "image", "patch",
@@ -86,12 +82,18 @@ class Record:
 
     def yes(self, field: str) -> bool | None:
         """Yes or no, None for nothing."""
-        text = self.text(field).lower()
-        if text in ("", "unknown", "recipe"):
-            return None
-        if text not in (*_YES, *_NO):
+        found = FIELDS[field].meant(self.text(field))
+        if found is None:
             raise Refused(f"expected yes or no in {field}, got {self.text(field)!r}")
-        return text in _YES
+        return found == YES if found else None
+
+    def word(self, field: str) -> str:
+        """One of the field's words, "" for nothing."""
+        found = FIELDS[field].meant(self.text(field))
+        if found is None:
+            legal, given = FIELDS[field].legal, self.text(field)
+            raise Refused(f"expected a {field} of {legal}, got {given!r}")
+        return found
 
     def assume(self, field: str, value: Any) -> Any:
         """`value`, which the row does not give."""
@@ -172,31 +174,13 @@ def _empty(value: Any) -> bool:
     return value is None or value is pd.NA or value != value  # NaN differs from itself
 
 
-def misspelt(columns: Iterable[str]) -> dict[str, str]:
-    """Columns that are not read, with the column that each is taken for a misspelling of."""
-    named = [str(name) for name in columns]
-    absent = [name for name in READ if name not in named]
-    found = {}
-    for name in named:
-        if name not in READ:
-            called = str(aliases()["columns"].get(plain(name), ""))
-            near = difflib.get_close_matches(plain_word(name), absent, 1, _ALIKE)
-            if called in absent or near:
-                found[name] = called if called in absent else near[0]
-    return found
-
-
 def check_columns(columns: Iterable[str]) -> None:
-    """`InputError` for a table no row of which can name its model, or that says a thing twice."""
+    """`InputError` for a table no row of which can name its model."""
     named = [str(name) for name in columns]
-    if twice := [name for name in READ if named.count(name) > 1]:
-        raise InputError(f"expected each column once, got two of {twice[0]!r}; rename one of them")
     derived = {"seq"} if {"image", "patch"} <= set(named) else set()
     if "model" in named or set(_NEEDED) - derived <= set(named):
         return
-    pairs = misspelt(named).items()
-    near = [f"{wrong!r} for {right!r}" for wrong, right in pairs if right in ("model", *_NEEDED)]
-    mend = f"rename {', '.join(near)}" if near else "name columns so"
+    mend = "name columns so"
     for sign, what in ((";", "semicolons"), ("\t", "tabs")):
         if len(named) == 1 and sign in named[0]:
             mend = f"separate cells by commas, not {what}"
@@ -214,7 +198,9 @@ def check_columns(columns: Iterable[str]) -> None:
 def row_shape(row: Record) -> TransformerShape:
     """The row's own sizes over those of the published model of that name, if it is known."""
     given = {name: value for name in _SIZES if (value := row.count(name)) is not None}
-    shape, assumed, odd = _known_shape(row.text("model"), row.text("family"), tuple(given.items()))
+    family = row.text("family")
+    kind = FIELDS["family"].meant(family)
+    shape, assumed, odd = _known_shape(row.text("model"), family, kind, tuple(given.items()))
     for name, value in assumed:
         row.assume(name, value)
     row.notes += odd
@@ -223,11 +209,10 @@ def row_shape(row: Record) -> TransformerShape:
 
 @functools.lru_cache(4096)
 def _known_shape(
-    model: str, family: str, given: tuple[tuple[str, int], ...]
+    model: str, family: str, kind: Any, given: tuple[tuple[str, int], ...]
 ) -> tuple[TransformerShape, tuple[tuple[str, Any], ...], tuple[str, ...]]:
     """(shape, what of it was assumed, where it is not the published one)."""
     sizes: dict[str, Any] = dict(given)
-    kind: Any = word("family", family) if family else ""
     try:
         published, why = load_shape(model) if model else None, "neither"
     except InputError as error:
@@ -241,8 +226,7 @@ def _known_shape(
                 f"expected {missing} or the name of a published model in model, got {why}"
             )
         if kind is None:
-            families = ", ".join(filter(None, aliases()["family"].values()))
-            raise Refused(f"expected a family of {families}, got {family!r}")
+            raise Refused(f"expected a family of {FIELDS['family'].legal}, got {family!r}")
         assumed: list[tuple[str, Any]] = []
         if not kind:
             kind = "gpt"
@@ -257,7 +241,7 @@ def _known_shape(
     if published.family == "vit":
         sizes = _patched(sizes, published.image, published.patch)
     assumed = [] if "seq" in sizes else [("seq", f"{published.seq} (the model's)")]
-    unlike = tuple(_unlike(published, sizes, word("family", family)))
+    unlike = tuple(_unlike(published, sizes, kind))
     return dataclasses.replace(published, **sizes), tuple(assumed), unlike
 
 
@@ -355,7 +339,7 @@ def _shard_ranks(
     if (given := row.count("shard_ranks")) is not None:
         return None if given == data_ranks else given
     inside = max(gpus_per_node // tp, 1)
-    hybrid = plain(row.text("sharding")) in ("hsdp", "hybrid_shard")
+    hybrid = row.word("sharding") == "hsdp"
     if data_ranks <= inside or not (hybrid or habits.get("shards_in_nodes")):
         return None
     shards = math.gcd(data_ranks, inside)
@@ -422,29 +406,20 @@ def _chunks(
     return chunks
 
 
+# ZeRO stages by their words; what an hsdp shards, it shards as zero3 does
+STAGES = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
+
+
 def _zero(row: Record, habits: Mapping[str, Any]) -> Any:
-    given = row.text("sharding")
-    found = word("sharding", given) if given else None
-    if given and found is None:
-        raise Refused(f"expected a sharding of {', '.join(aliases()['sharding'])}, got {given!r}")
-    return int(row.assume("ZeRO stage", habits["zero"]) if found is None else found)
+    given = row.word("sharding")
+    return STAGES[given] if given else int(row.assume("ZeRO stage", habits["zero"]))
 
 
 def _recompute(row: Record, habits: Mapping[str, Any]) -> Any:
-    given = row.text("recompute")
-    found = word("recompute", given) if given else ""
-    if found is None:
-        known = [name for name, mode in aliases()["recompute"].items() if mode]
-        raise Refused(f"expected a recompute of {', '.join(known)}, got {given!r}")
-    return str(found or row.assume("recompute", habits["recompute"]))
+    return row.word("recompute") or row.assume("recompute", habits["recompute"])
 
 
 def _schedule(row: Record) -> str:
     """The schedule that a row names, or ""."""
-    given = row.text("schedule")
-    found = word("schedule", given) if given else ""
-    if plain(given) in SCHEDULES:
-        found = plain(given)
-    if found is None:
-        raise Refused(f"expected a schedule of {', '.join(SCHEDULES)}, got {plain(given)!r}")
-    return str(found)
+    given = plain(row.text("schedule"))
+    return given if given in SCHEDULES else row.word("schedule")

@@ -15,20 +15,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from hybridperf.fields.columns import read_columns
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.ops.attention_kernels import SHARES
 from hybridperf.training.steps import names
 from hybridperf.training.steps.names import Machine, plain
 from hybridperf.training.steps.plausibility import contradictions
-from hybridperf.training.steps.read_columns import READ
 from hybridperf.training.steps.record import (
+    FIELDS,
     Record,
     Refused,
     check_columns,
@@ -53,19 +54,7 @@ from hybridperf.workloads.transformer.step import refuse_unmodelled
 _FAR = 2.0  # how many times beyond what was measured is said
 _WIDEST_FUSED_HEAD = 256  # of FlashAttention's kernels and cuDNN's
 _CONTEXT = ("source", "section", "system_detail", "gpu")
-_NUMBERS = (
-    "n_gpus", "global_batch", "micro_batch", "grad_accum", "tp", "pp", "dp", "cp", "ep", "vp",
-    "expert_tp", "shard_ranks", "order",
-)  # fmt: skip
-_NAMED = (
-    "attention", "optimizer", "expert_messages", "context_messages", "checkpoints", "routing",
-)  # fmt: skip
-_SWITCHED = (
-    "overlap_gradients", "overlap_weights", "overlap_shards", "overlap_sends", "dropout",
-    "fused_loss", "grouped_experts", "fp8_param_gather",
-)  # fmt: skip
-_OF_ONE_ROW = ("id", "status", "step_time_s")
-_WORDS = tuple(name for name in READ if name not in (*_NUMBERS, *_OF_ONE_ROW))
+_NUMBERS, _WORDS = FIELDS.of("numbers"), FIELDS.of("words", "config")
 
 
 @dataclasses.dataclass(eq=False)  # frozen ones take four times as long to make
@@ -156,6 +145,8 @@ def resolve(
     Raises:
         InputError: for a device or system that nobody knows, and a table without a model.
     """
+    read = read_columns(frame, "steps")
+    frame = read.frame
     check_columns(frame.columns)
     if device:
         load_device(device)
@@ -174,12 +165,14 @@ def resolve(
         [one.global_batch for one in questions], of,
     )  # fmt: skip
     asked = zip(of.tolist(), row_names(frame), strict=True)
-    return ResolvedRows(
-        tuple(
-            ResolvedRow(questions[one], name, flags.get(place, ()))
-            for place, (one, name) in enumerate(asked)
-        )
-    )
+    rows = [
+        ResolvedRow(questions[one], name, flags.get(place, ()))
+        for place, (one, name) in enumerate(asked)
+    ]
+    for place, why in read.refused.items():
+        one = dataclasses.replace(rows[place].question, config=None, refused=why)
+        rows[place] = rows[place]._replace(question=one, flags=())
+    return ResolvedRows(tuple(rows))
 
 
 def _questions(asked: Sequence[tuple[_Words, Mapping[str, Any]]]) -> list[Question]:
@@ -349,16 +342,13 @@ class _Words:
 
     def _config(self, row: Record, tp: int) -> tuple[TransformerConfig, list[str]]:
         """(a config of any layout with a tensor-parallel degree like this, what is assumed)."""
-        habits, given, assumed = dict(self.habits), row.text("precision"), list[str]()
-        if plain(given) in ("", "submission"):
+        habits, given, assumed = dict(self.habits), row.word("precision"), list[str]()
+        if not given:
             assumed.append(f"precision {habits['precision']} assumed")
         else:
-            dtype, quant = names.word("precision", given), names.word("quant", given) or ""
-            if dtype is None:
-                known = ", ".join(names.aliases()["precision"])
-                raise Refused(f"expected a precision of {known}, got {given!r}")
-            habits |= {"dtype": dtype, "quant": quant}
-            if note := names.word("precision_note", given):
+            meant = names.aliases()["precision"][given]
+            habits |= {"dtype": meant["dtype"], "quant": meant.get("quant", "")}
+            if note := meant.get("note"):
                 assumed.append(note)
         habits = config_habits(habits, tp, self.model.dim) | _switches(row)
         habits["framework_assumed"] = not self.named
@@ -378,15 +368,14 @@ class _Words:
 
 def _switches(row: Record) -> dict[str, Any]:
     """What a row itself says of how its step is run, as fields of a config."""
-    found: dict[str, Any] = {name: row.text(name) for name in _NAMED if row.text(name)}
+    readers: dict[str, Callable[[str], Any]] = {
+        "flag": row.yes, "whole": row.count, "word": row.word, "text": row.text,
+    }  # fmt: skip
+    said = {name: readers[FIELDS[name].kind](name) for name in FIELDS.of("config")}
+    found = {name: value for name, value in said.items() if value not in ("", None)}
     if (kernel := found.get("attention")) in SHARES:
         found |= {"attention": "fused", "attention_kernel": kernel}
-    if (width := row.count("gradient_bytes")) is not None:
-        found["gradient_bytes"] = float(width)
-    if row.text("adapters"):
-        found["adapters"] = row.count("adapters")
-    flags = {name: row.yes(name) for name in _SWITCHED}
-    return found | {name: value for name, value in flags.items() if value is not None}
+    return found
 
 
 def _nodes(row: Record, found: Machine) -> tuple[int, int]:

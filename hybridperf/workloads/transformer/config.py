@@ -22,18 +22,27 @@ from hybridperf.workloads.transformer.layout import Layout, Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape, layers_by_kind
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
+# What a field of a config does not decide which kernels run on what (`kernel_fields`), but
+#   sizes     that of all, by what keys say of it themselves
+#   once      what happens once a step
+#   message   a message from stage to stage
+#   row       what the composition hides behind what
+#   note      nothing but a note
+_ENTERS = {part: {"enters": part} for part in ("sizes", "once", "message", "row", "note")}
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
     """A Transformer's training step: the model, its layout, and how a framework runs it."""
 
-    shape: TransformerShape  # the model's sizes, from `hp.load_shape`
-    layout: Layout = dataclasses.field(default_factory=Layout)  # default: one rank
+    # the model's sizes, from `hp.load_shape`
+    shape: TransformerShape = dataclasses.field(metadata=_ENTERS["sizes"])
+    # default: one rank
+    layout: Layout = dataclasses.field(default_factory=Layout, metadata=_ENTERS["sizes"])
     dtype: str = "bf16"  # of activations and of the weights that layers read
     # scheme in which layers multiply ("fp8", "fp8_block", "nvfp4"); empty: in `dtype`
     quant: str = ""
-    gpus_per_node: int = 8
+    gpus_per_node: int = dataclasses.field(default=8, metadata=_ENTERS["sizes"])
     attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
     # version of fused attention, FlashAttention 1 or 2; empty: as attention was measured
     attention_kernel: Literal["", "flash1", "flash2", "sdpa"] = ""
@@ -45,7 +54,8 @@ class TransformerConfig:
     routing: str = BALANCED
     grouped_experts: bool = False  # one kernel for all experts of a rank, not one for each
     framework: str = ""  # whose kernels are launched; "": assumed. Its other habits: `run_by`
-    framework_assumed: bool = False  # nobody named it
+    # nobody named it
+    framework_assumed: bool = dataclasses.field(default=False, metadata=_ENTERS["note"])
     # rank of adapters beside attention's products, which alone are trained (LoRA, Hu et al., arXiv
     # 2106.09685); 0: all weights are trained
     adapters: int = 0
@@ -53,24 +63,31 @@ class TransformerConfig:
     fused_loss: bool = False  # one kernel per direction, not one per operation
     # the vocabulary is padded to a multiple of tp times this
     vocab_multiple: int = 128
-    optimizer: Literal["adam", "lamb", "sgd"] = "adam"
+    optimizer: Literal["adam", "lamb", "sgd"] = dataclasses.field(
+        default="adam", metadata=_ENTERS["once"]
+    )
     # bytes of one gradient between ranks and in the buffer; None: as `dtype`
     gradient_bytes: float | None = None
-    bucket_bytes: float = 25e6  # bytes of gradients that are reduced together
+    # bytes of gradients that are reduced together
+    bucket_bytes: float = dataclasses.field(default=25e6, metadata=_ENTERS["once"])
     # gradients are reduced during the last micro-batch's backward pass
-    overlap_gradients: bool = True
+    overlap_gradients: bool = dataclasses.field(default=True, metadata=_ENTERS["once"])
     # ZeRO-3's weights are gathered during the layer before, its gradients scattered behind
-    overlap_shards: bool = True
+    overlap_shards: bool = dataclasses.field(default=True, metadata=_ENTERS["row"])
     # weights that were updated in shards are gathered during the next step's first forward pass
-    overlap_weights: bool = False
+    overlap_weights: bool = dataclasses.field(default=False, metadata=_ENTERS["once"])
     # weights of products in 8 bits travel so: Megatron's switch of that name
     fp8_param_gather: bool = False
-    overlap_sends: bool = False  # a stage computes while its result travels to the next
+    # a stage computes while its result travels to the next
+    overlap_sends: bool = dataclasses.field(default=False, metadata=_ENTERS["row"])
     # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
-    scatter_gather: bool = False
+    scatter_gather: bool = dataclasses.field(default=False, metadata=_ENTERS["message"])
     # what recomputing repeats: Megatron's blocks, or PyTorch's checkpoints of ops (`passes.py`)
     checkpoints: Literal["blocks", "ops"] = "blocks"
-    stage_split: Literal["even", "cost"] = "even"  # "cost" weighs the LM head as layers
+    # "cost" weighs the LM head as layers
+    stage_split: Literal["even", "cost"] = dataclasses.field(
+        default="even", metadata=_ENTERS["once"]
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.shape, str):
@@ -321,6 +338,14 @@ class Configs(NamedTuple):
     def tokens(self) -> np.ndarray:
         """Of a step [N]."""
         return self.samples * self.each(lambda one: one.shape.seq)
+
+
+def fields_entering(*parts: str) -> tuple[str, ...]:
+    """Fields of a config that decide which kernels run on what, and of those that enter some other
+    parts of a step alone: "once", "message".
+    """
+    fields_ = dataclasses.fields(TransformerConfig)
+    return tuple(one.name for one in fields_ if one.metadata.get("enters", "") in ("", *parts))
 
 
 def config_fields(habits: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.workloads.transformer import embedding_head, layers, parallel
-from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.config import TransformerConfig, fields_entering
 from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.layers import grouped
@@ -61,13 +61,6 @@ def head_passes(config: TransformerConfig) -> Passes:
     return _outer_passes(cell(config), embedding_head.head, head_weights)
 
 
-_OF_PASSES = (
-    "dtype", "quant", "gpus_per_node", "attention", "attention_kernel", "framework", "dropout",
-    "fused_loss", "vocab_multiple", "gradient_bytes", "expert_messages", "grouped_experts",
-    "routing", "adapters", "checkpoints", "context_messages", "fp8_param_gather",
-)  # fmt: skip
-
-
 def cell(config: TransformerConfig) -> TransformerConfig:
     """What passes depend on, all else at its default: many layouts have one cell."""
     layout = config.layout
@@ -79,8 +72,8 @@ def cell(config: TransformerConfig) -> TransformerConfig:
             micro_batch=layout.micro_batch, accumulation=min(layout.accumulation, 2),
             recompute=layout.recompute,
         )  # fmt: skip
-    fields = {name: getattr(config, name) for name in _OF_PASSES}
-    return TransformerConfig(config.shape, layout, **fields)
+    fields = {name: getattr(config, name) for name in fields_entering()}
+    return TransformerConfig(config.shape, layout, gpus_per_node=config.gpus_per_node, **fields)
 
 
 @functools.lru_cache(maxsize=4096)

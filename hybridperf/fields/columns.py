@@ -1,0 +1,144 @@
+"""A table's columns read as the fields of a question: aliases under the field's name, two columns
+that say different things of one field refused by row, names that resemble a field refused at once.
+
+Columns of other names pass. Axes: R rows of a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hybridperf.fields.registry import Field, Fields, fields_of, folded
+from hybridperf.io import InputError, closest
+from hybridperf.io.later import pd
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadColumns:
+    """A table whose fields have their own names, and the rows that contradict themselves."""
+
+    frame: pandas.DataFrame  # [R]
+    refused: Mapping[int, str]  # by a row's place: which columns disagree on what
+
+
+def said_by(columns: Iterable[object], question: str) -> dict[str, list[tuple[str, str]]]:
+    """(column, which of the field's names it is) of each field that columns say, by its name.
+
+    Raises:
+        InputError: for a column that matters and is not read, or resembles a field.
+    """
+    fields, names = fields_of(question), [str(name) for name in columns]
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        if call := fields.called(name):
+            found.setdefault(call[0].name, []).append((name, call[1]))
+    for field, pairs in found.items():
+        said = [pair for pair in pairs if pair[1] not in fields[field].labels]
+        found[field] = said or pairs[:1]
+        if twice := [name for name, _ in pairs if names.count(name) > 1]:
+            problem = f"expected each column once, got two of {twice[0]!r}"
+            raise InputError(f"{problem}; rename one of them")
+    for name in names:
+        if why := fields.unread.get(folded(name)):
+            raise InputError(f"column {name!r} is not read: {why}")
+    wrong = [
+        f"{name!r} (did you mean {' or '.join(map(repr, near))}?)"
+        for name in names
+        if not fields.called(name) and (near := fields.resembled(name, found))
+    ]
+    if wrong:
+        raise InputError(
+            "expected columns that are read, or others whose names resemble none, got"
+            f" {', '.join(wrong)}; rename or drop {'it' if len(wrong) == 1 else 'them'}"
+        )
+    return found
+
+
+def read_columns(frame: pandas.DataFrame, question: str) -> ReadColumns:
+    """A table's columns under the names of the fields that they say; others stay.
+
+    Raises:
+        InputError: for a column that matters and is not read, or resembles a field.
+    """
+    fields = fields_of(question)
+    refused: dict[int, str] = {}
+    new, dropped = {}, list[str]()
+    for name, pairs in said_by(frame.columns, question).items():
+        if [column for column, _ in pairs] == [name]:
+            continue
+        field = fields[name]
+        told = [(column, _meant(field, frame[column], spelling)) for column, spelling in pairs]
+        new[name] = _joined(field, told, refused)
+        dropped += [column for column, _ in pairs if column != name]
+    if not new:
+        return ReadColumns(frame, {})
+    return ReadColumns(frame.drop(columns=dropped).assign(**new), refused)
+
+
+def _meant(field: Field, column: pandas.Series, spelling: str) -> pandas.Series:
+    """A column's cells as the field's own values, where its name has words or a unit of its own."""
+    if spelling not in (*field.spelt, *field.scaled):
+        return column
+    codes, values = pd.factorize(column)
+    cells: list[str | None] = []
+    for text in map(str, values.tolist()):
+        meant = field.meant(text, spelling)
+        # what is not legal stays as it is, for its row to be refused
+        cells.append(text if meant is None else meant or None)
+    told = [cells[code] if code >= 0 else None for code in codes.tolist()]
+    return pd.Series(told, column.index, dtype=object)
+
+
+def _joined(
+    field: Field, told: Sequence[tuple[str, pandas.Series]], refused: dict[int, str]
+) -> pandas.Series:
+    """One column of several that say the same field; rows in which they differ are refused."""
+    first, found = told[0]
+    for other, column in told[1:]:
+        both = (found.notna() & column.notna()).to_numpy()
+        pairs = zip(found.to_numpy(object), column.to_numpy(object), strict=True)
+        for at, (one, two) in enumerate(pairs):
+            if both[at] and not field.agree(str(one), str(two)):
+                refused[at] = (
+                    f"expected columns {first} and {other} to say the same {field.name}, got {one}"
+                    f" and {two}; keep one of them"
+                )
+        found = found.astype(object).where(found.notna(), column.astype(object))
+    return found
+
+
+def row_of(words: Sequence[str], question: str) -> pandas.DataFrame:
+    """A table of one row from NAME=VALUE; numbers as a CSV file would have them.
+
+    Raises:
+        InputError: for a word that is not NAME=VALUE, and a name that is no field's.
+    """
+    fields = fields_of(question)
+    for word in words:
+        name = word.partition("=")[0]
+        if "=" not in word or not name:
+            raise InputError(f"expected NAME=VALUE such as tp=2, got {word!r}; mend it")
+        if not fields.called(name) and folded(name) not in fields.unread:
+            near = fields.resembled(name)
+            meant = f" (did you mean {near[0]!r}?)" if near else closest(name, fields.by_name)
+            raise InputError(
+                f"unknown column {name!r}{meant}: `hybridperf {question} --help` lists them"
+            )
+    named = dict(word.partition("=")[::2] for word in words)
+    if len(named) < len(words):
+        raise InputError("expected each column once, got one twice; keep one of them")
+    written = io.StringIO()
+    pd.DataFrame([named]).to_csv(written, index=False)
+    return pd.read_csv(io.StringIO(written.getvalue()), dtype={"id": str, "name": str})
+
+
+def reads(question: str, columns: Iterable[object]) -> list[str]:
+    """Those of some columns that say a field."""
+    fields: Fields = fields_of(question)
+    return [str(name) for name in columns if fields.called(str(name))]
