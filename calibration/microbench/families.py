@@ -342,8 +342,6 @@ def _looked_up(vocab: int, width: int, results: int, pooling: int = 0) -> OpProg
 
 
 def _scatter_add(u: np.ndarray) -> OpProgram:
-    if u[3] > 0.9:  # single elements, as gradients of maxima and of labels are
-        return _scattered(size(u[0], 500, 2_000_000, 0.9), 1, size(u[2], 64, 200_000, u[4]))
     vocab, width = _matrix(_vocabulary(u[0]), size(u[1], 4, 512, u[3]), 5e7)
     return _scattered(vocab, width, size(u[2], 64, 30_000, u[4]))
 
