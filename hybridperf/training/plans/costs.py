@@ -50,11 +50,11 @@ from hybridperf.training.steps.features import Sums, row_columns
 from hybridperf.workloads.memory import memory_of
 from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer.columns import (
+    BY_FILL,
     FOLDED,
     FORWARDS_FIRST,
     IN_PAIRS,
     SCHEDULES,
-    SPLITS_BACKWARD,
     TWO_PIPES,
 )
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -67,9 +67,9 @@ _ONCE = (
     "gathers_hidden", "sends_hidden", "tp", "slowest",
 )  # fmt: skip
 # by schedule, whether it is so: 1 or 0
-_FORWARDS_FIRST, _FOLDED, _SPLITS_BACKWARD, _IN_PAIRS = (
+_FORWARDS_FIRST, _FOLDED, _SCHEDULED, _IN_PAIRS = (
     np.isin(np.arange(len(SCHEDULES)), codes).astype(float)
-    for codes in (FORWARDS_FIRST, FOLDED, SPLITS_BACKWARD, IN_PAIRS)
+    for codes in (FORWARDS_FIRST, FOLDED, TWO_PIPES + BY_FILL, IN_PAIRS)
 )
 PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart
 _ROWS = 16_384  # at a time: what one piece needs stays in a core's cache
@@ -136,7 +136,7 @@ class SpaceColumns:
         return StepFeatures(
             layer, embedding, head, **known, alike=alike, tp_nodes=tp_nodes, chunks=vp,
             forwards_first=_FORWARDS_FIRST[schedule], exchange_hidden=hides,
-            schedule=schedule if _SPLITS_BACKWARD[schedule].any() else None, pace=pace,
+            schedule=schedule if _SCHEDULED[schedule].any() else None, pace=pace,
             folded=_FOLDED[schedule],
             micro_batches=x.accumulation[base].astype(float),
             sends_s=self.sums.sends_s[self.message[at]],
