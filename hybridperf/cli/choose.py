@@ -21,9 +21,6 @@ app = typer.Typer(
 
 Gpus = Annotated[int, Option("--gpus", min=1)]
 
-_MATRICES = 6  # of a layer of BERT
-# published with KAISA's question, of a layer of BERT-large
-_MEASURED_ON, _INVERT_MS, _PRECONDITION_MS = "v100_sxm2", 80.8, 8.9
 _BATCH = "samples of a step over all GPUs"
 
 
@@ -135,16 +132,17 @@ def kaisa(
     from hybridperf.workloads.memory import memory
     from hybridperf.workloads.transformer import Layout, load_shape
 
-    shape, fabric = load_shape(model), load_system(system)
-    spec = load_device(device_of(fabric, device))
-    faster = spec.peak("fp32", "vector") / load_device(_MEASURED_ON).peak("fp32", "vector")
+    shape, fabric, known = load_shape(model), load_system(system), study.PUBLISHED
+    spec, measured_on = load_device(device_of(fabric, device)), load_device(known["device"])
+    faster = spec.peak("fp32", "vector") / measured_on.peak("fp32", "vector")
     scaled = invert_ms is None or precondition_ms is None
-    invert_ms = _INVERT_MS / faster if invert_ms is None else invert_ms
-    precondition_ms = _PRECONDITION_MS / faster if precondition_ms is None else precondition_ms
+    invert_ms = known["invert_ms"] / faster if invert_ms is None else invert_ms
+    if precondition_ms is None:
+        precondition_ms = known["precondition_ms"] / faster
     if not (invert_ms > 0 and precondition_ms > 0):
         got = f"{invert_ms:g} and {precondition_ms:g}"
         raise wrong(f"expected --invert-ms and --precondition-ms above 0, got {got}")
-    layer = study.factored(load_shape("bert-large"))[:_MATRICES]
+    layer = study.factored(load_shape(known["model"]))[: known["matrices"]]
     link = fabric.link_bytes_per_s(gpus)
     costs = study.SecondOrderCosts.of_layer(
         layer, 1e-3 * invert_ms, 1e-3 * precondition_ms, bytes_per_s=link,
@@ -156,9 +154,9 @@ def kaisa(
     room = USABLE * (spec.memory_bytes if memory_bytes is None else memory_bytes) - taken
     times = f"inverting takes {invert_ms:.3g} ms and preconditioning {precondition_ms:.3g} ms"
     print(reports.second_order_report(shape.name, gpus, shares, front, taken, room))
-    print(f"{times} of a layer of BERT-large", end="")
+    print(f"{times} of a layer of {known['model']}", end="")
     if scaled:
-        published = f"{_INVERT_MS:g} and {_PRECONDITION_MS:g} ms of a V100"
+        published = "{invert_ms:g} and {precondition_ms:g} ms of {device}".format_map(known)
         print(f" on {spec.id}: {published} by fp32 peaks, an assumption; give --invert-ms", end="")
     print()
     _write(reports.second_order_frame(shares, front, room), out)

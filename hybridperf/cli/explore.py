@@ -30,7 +30,7 @@ def sweep(
     from hybridperf.report.text import print_table
 
     if example:
-        return _print_example(SHIPPED / "collectives_h100.toml")
+        return _print_example(sorted(SHIPPED.glob("collectives_*"))[0])
     if spec is None or out is None:
         lacking = "SPEC" if spec is None else "--out FILE"
         raise wrong(f"expected {lacking} with `sweep`, got none; --example prints a spec")

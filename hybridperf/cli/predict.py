@@ -224,6 +224,7 @@ def published_step(
     from hybridperf.io import InputError
     from hybridperf.workloads.torch.published import published_program
     from hybridperf.workloads.transformer.config import TransformerConfig
+    from hybridperf.workloads.transformer.framework import framework_of_programs
     from hybridperf.workloads.transformer.layout import Layout
     from hybridperf.workloads.transformer.step import transformer
     from hybridperf.workloads.transformer.zoo import is_config_file, load_shape
@@ -235,7 +236,7 @@ def published_step(
             raise
         return published_program(config, batch=batch, seq=seq, compiled=compiled)
     shape = shape.replace(seq=seq) if seq is not None else shape
-    framework, attends = ("torchtitan", {}) if compiled else ("eager_pytorch", _HF_ATTENTION)
+    framework, attends = framework_of_programs(compiled), {} if compiled else _HF_ATTENTION
     layout = Layout(micro_batch=batch)
     made = transformer(TransformerConfig.run_by(framework, shape, layout, device=device, **attends))
     notes = (*made.notes, *([shape.note] if shape.note else []))

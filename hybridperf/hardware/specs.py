@@ -5,13 +5,30 @@ numbers: their bytes, and what they are called elsewhere.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError, shipped_toml, unknown
+
+
+@functools.cache
+def architectures() -> Mapping[str, Any]:
+    """What is known of architectures, by vendor and by the name that drivers tell."""
+    return shipped_toml(__package__, "architectures.toml")
+
+
+@functools.cache
+def architecture(arch: str) -> Mapping[str, Any]:
+    """The same by a device's `arch`; empty of one that nobody described."""
+    every = (entry for vendor in ("nvidia", "amd") for entry in architectures()[vendor].values())
+    return next((entry for entry in every if entry["arch"] == arch), {})
+
 
 DTYPE_BYTES = {
     "fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5,
@@ -95,6 +112,19 @@ class DeviceSpec(Spec):
     tdp_w: Watts | None = None
     source: str
     note: str = ""
+
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        """(major, minor) of a GPU whose architecture has one, as sm_90; else None."""
+        told = re.search(r"\bsm_(\d+)(\d)\b", self.arch)
+        return (int(told[1]), int(told[2])) if told else None
+
+    @property
+    def tensor_memory(self) -> bool:
+        """Whether tensor cores have a memory of their own, which kernels of narrow formats and of
+        whole layers of experts are written for.
+        """
+        return bool(architecture(self.arch).get("tensor_memory"))
 
     def peak(self, dtype: str, unit: Unit) -> float:
         """FLOP/s of one dtype; vector work at the fp32 rate unless `<dtype>_vector` is given."""

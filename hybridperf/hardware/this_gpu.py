@@ -9,7 +9,6 @@ by its name, else peaks by architecture, and what is assumed where a driver does
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,10 +22,10 @@ from hybridperf.hardware.names import (
     plain_name,
     system_of,
 )
-from hybridperf.hardware.specs import DeviceSpec, SystemSpec
+from hybridperf.hardware.specs import DeviceSpec, SystemSpec, architectures
 from hybridperf.hardware.this_machine import this_system
 from hybridperf.hardware.topology import Topology, of_words, smi_words
-from hybridperf.io import InputError, shipped_toml
+from hybridperf.io import InputError
 
 # GeForce cards add up in fp32 at half the tensor cores' rate
 _HALVED = ("tf32", "fp16", "bf16", "fp8")
@@ -137,7 +136,7 @@ def _links(topology: str, system: SystemSpec) -> Topology | None:
 
 def _architecture(facts: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, list[str]]:
     """(an architecture's rates, what was assumed of it)."""
-    known = _architectures().get(str(facts.get("vendor")), {})
+    known = architectures().get(str(facts.get("vendor")), {})
     asked = str(facts.get("architecture", ""))
     if asked in known:
         return known[asked], []
@@ -154,8 +153,3 @@ def _architecture(facts: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, l
 def _number(capability: str) -> tuple[int, ...]:
     words = capability.split(".")
     return tuple(int(one) for one in words) if all(map(str.isdecimal, words)) else ()
-
-
-@functools.cache
-def _architectures() -> dict[str, Any]:
-    return shipped_toml(__package__, "architectures.toml")

@@ -28,19 +28,14 @@ import numpy as np
 from pydantic import Field
 
 from hybridperf.hardware.names import checked_spec, load_device, load_system
-from hybridperf.hardware.specs import Count, Spec, SystemSpec
+from hybridperf.hardware.specs import Count, Spec, SystemSpec, architecture
 from hybridperf.io import InputError, parse_json, read_text, read_toml
 
 SELF = "X"
 _NVLINK = re.compile(r"NV(\d+)$")
 _THROUGH_HOST = {"PIX": 1.0, "PXB": 0.99, "PHB": 0.97, "NODE": 0.95, "SYS": 0.9}
 _SPELT = {"SOC": "SYS"}  # of drivers before NVLink 2
-# by a word of the device's architecture: bytes/s per direction of one link, links of a GPU
-# (NVIDIA's datasheets of P100, V100, A100, H100, B200)
-_GENERATIONS = {
-    "Pascal": (20e9, 4), "Volta": (25e9, 6), "Ampere": (25e9, 12), "Hopper": (25e9, 18),
-    "Blackwell": (50e9, 18),
-}  # fmt: skip
+_USUAL_NVLINK = {"bytes_per_s": 25e9, "links": 12}  # of devices of which none is known
 _LEAST_RATE = 1e6  # bytes/s: what is less is another unit
 _MOST_GPUS = 64  # of a node
 
@@ -168,8 +163,8 @@ def of_words(words: Sequence[Sequence[str]], system: SystemSpec) -> Topology:
 def _generation(system: SystemSpec) -> tuple[float, int]:
     """(bytes/s of an NVLink, links of a GPU)."""
     arch = load_device(system.device).arch if system.device else ""
-    known = (value for name, value in _GENERATIONS.items() if name in arch)
-    return next(known, _GENERATIONS["Ampere"])
+    known = architecture(arch).get("nvlink", _USUAL_NVLINK)
+    return known["bytes_per_s"], known["links"]
 
 
 def _is_link(cell: str) -> bool:

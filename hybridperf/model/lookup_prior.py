@@ -41,6 +41,7 @@ import numpy as np
 import scipy
 
 from hybridperf.hardware import LEVELS, MEMORY, Device, DeviceSpec, load_device
+from hybridperf.io import shipped_toml
 from hybridperf.io.namespace import Array
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model.platform import Platform
@@ -66,13 +67,8 @@ class Microbenchmarks:
 
 
 MEASURED = {
-    "a100_sxm4_40g": Microbenchmarks(1391.1e9, 2270.9e9, 1.095e9),
-    "v100_sxm2": Microbenchmarks(817.0e9, 2847.5e9, 1.297e9, 0.01, 0.21),
-    "quadro_gv100": Microbenchmarks(601.0e9, 2466.7e9, 1.297e9),
-    "titanxp": Microbenchmarks(438.7e9, 1406.5e9, 1.404e9, -0.24),
-    "p100_pcie_16g": Microbenchmarks(543.4e9, 1591.3e9, 1.189e9, 0.13),
-    "h100_sxm": Microbenchmarks(3033e9, log_update_factor=0.29),
-    "h200_sxm": Microbenchmarks(4329e9, log_update_factor=0.44),
+    name: Microbenchmarks(**one)
+    for name, one in shipped_toml("hybridperf.model", "lookup_prior.toml")["measured"].items()
 }
 _L2_SHARE, _L2_SHARE_WIDTH = 0.9, 0.3
 # a belief, of as much weight as so many devices: factors of lookups scatter so much in logs over

@@ -7,7 +7,7 @@ what is believed of it before any row of that engine is measured.
     first token = prefill x (prompts before it and its own) + waited_steps x step + first_token_s
 
 Beliefs are log-normal, a median and a width in logs, as those of training steps are
-(`step_effects.py`). What differs between frameworks stands in `known_effects.toml`.
+(`step_effects.py`). What differs between frameworks stands in `ops/frameworks/`.
 """
 
 # ruff: noqa: RUF009  (`effect` makes a dataclass field)
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.model.step_effects import LAUNCH_S, SHIPPED, beliefs_of, effect
+from hybridperf.ops.frameworks import serving_frameworks
 
 _ROWS = "published rows of aiconfigurator's operating points"
 
@@ -61,7 +62,12 @@ CALLS_ALONE = ServingEffects(
 )  # fmt: skip
 BELIEFS = beliefs_of(ServingEffects)
 NAMES = tuple(BELIEFS)
-KNOWN = SHIPPED["serving"]  # framework, effect, median in place of the usual one, source
+# framework, effect, median in place of the usual one, source
+KNOWN = [
+    {"framework": one.name, **own.model_dump()}
+    for one in serving_frameworks().values()
+    for own in one.effects
+]
 KNOWN_APART = SHIPPED["serving_apart"]  # where engines apart compute prompts, of any framework
 
 

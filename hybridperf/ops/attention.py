@@ -29,6 +29,7 @@ import numpy as np
 from hybridperf.hardware import DTYPE_BYTES, Unit, canonical_dtype
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.ops.base import Columns, Op, register
+from hybridperf.ops.frameworks import serving_framework
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log2_ratio, log_of, shape_inputs, tails
 from hybridperf.ops.quantise import WIDE_BYTES
@@ -41,10 +42,6 @@ QUERY_TILE = 128.0  # queries of one head that a thread block takes
 # A block that serves the heads of one cache is started, reads its queries and merges its part: some
 # 1 to 4 us on four GPUs, as long as so many steps of a product.
 _BLOCK_STEPS = 64.0
-# TensorRT-LLM's kernels that read a cache once for all heads that share it take so many heads
-# (`supportConfigQGMMA`, cpp/tensorrt_llm/kernels/decoderMaskedMultiheadAttention/decoderXQAImplJIT
-# of github.com/NVIDIA/TensorRT-LLM); beyond, each head reads it
-_SHARING = {"trtllm": 32.0}
 _HEAD_SIZES = (64, 128, 256)  # kernels are written for these; others are padded or fall back
 # of the roofline, of latent attention, which no table here has: FlashMLA's of the peak, published
 # for an H800 (github.com/deepseek-ai/FlashMLA, README: up to 3,000 of 3,350 GB/s, up to 660 of 989
@@ -246,7 +243,7 @@ def run_by(op: Op, framework: np.ndarray) -> Op:
     """The op whose work a framework's [N] kernels do for it; itself where they do just that."""
     if not isinstance(op, DecodeAttention):
         return op
-    most = np.array([_SHARING.get(str(word), np.inf) for word in framework])
+    most = np.array([serving_framework(str(word)).heads_of_cache for word in framework])
     if not np.isfinite(most).any():
         return op
     kv_heads = op.caches()

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import jax
 
 from hybridperf.hardware import DeviceSpec
+from hybridperf.io import shipped_toml
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.ops.attention import EncoderAttention, PrefillAttention
 from hybridperf.ops.base import Op, register
@@ -35,6 +36,8 @@ from hybridperf.ops.convolution import Convolution
 from hybridperf.ops.gemm import BatchedGemm, Gemm
 from hybridperf.ops.roofline import Work, streamed
 
+# share of the bandwidth that loops reach, by architecture
+_LOOPS: dict[str, float] = shipped_toml("hybridperf.ops", "images.toml")["loops"]
 # GeForce cards multiply 16 bits at half rate where sums have 32: operands are fed easily, and
 # clocks lie above the datasheet's. Of F, at most
 ABOVE_PEAK = 1.13
@@ -72,7 +75,7 @@ class GpuFacts:
         return GpuFacts(
             device.peak(op.peak_dtype, op.unit), device.peak(op.peak_dtype, "vector"),
             device.memory_bytes_per_s, count * clock, l2, device.fp32_sums_rate,
-            LOOPS_SHARE.get(device.arch, LOOPS_SHARE[""]),
+            _LOOPS.get(device.arch, _LOOPS["usual"]),
         )  # fmt: skip
 
     @property
@@ -94,11 +97,6 @@ class GpuFacts:
         peak = ABOVE_PEAK**self.half_rate * self.peak_flops_per_s
         xp = array_module(flops, moved)
         return xp.maximum(flops / peak, moved / self.memory_bytes_per_s)
-
-
-# of the bandwidth, by architecture. The RTX 4090's and 3090's from whole steps of timm's models;
-# others as an H200's turns, and a little less than NeuSight's loops of an A100 (0.75 to 0.86)
-LOOPS_SHARE = {"Ada sm_89": 0.93, "Ampere sm_86": 0.93 * 0.908, "": 0.75}
 
 
 class ConvolutionForm:

@@ -34,7 +34,7 @@ from hybridperf.ops.gemm import Product
 from hybridperf.ops.roofline import Work
 
 _WHOLE = 8  # numbers of 16 bits that are 16 bytes
-_SEEN = ("Hopper", "Blackwell")
+_SEEN = (9, 0)  # compute capability: from here on as it was seen there
 _BELIEVED_SHARE = 0.8 / 1.3  # of the peak
 _CYCLES = 132 * 1.98e9  # multiprocessors x clock of the H200
 # flops of a multiprocessor and cycle, by kernel
@@ -112,4 +112,4 @@ def order_belief(device: DeviceSpec) -> tuple[float, str]:
 
 def _is_seen(device: DeviceSpec) -> bool:
     known = device.multiprocessors is not None and device.clock_hz is not None
-    return known and device.arch.startswith(_SEEN)
+    return known and (device.compute_capability or (0, 0)) >= _SEEN

@@ -40,7 +40,7 @@ from hybridperf.runs.deployment_latency import (
 from hybridperf.runs.serving_fit import believed_deviation, sizes_of
 from hybridperf.runs.serving_table import BEYOND, UNMEASURED, chance_within
 from hybridperf.training.plans.economy import Economy
-from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
+from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
 from hybridperf.workloads.serving.deployment import ServingMemory, serving_memory
 
 SEQUENCES = tuple(2**power for power in range(11))  # of an attention rank
@@ -141,8 +141,7 @@ def _without_limits(alike: _Keyed) -> pd.DataFrame:
     times = StepTimes.stacked(_step_times(asked, fitting))
     kept = tuple(memory[at] for at in fit)
     held = np.array([holds[at] for at in fit])
-    blackwell = is_blackwell(asked.model.device.id)
-    launches = np.array([prompt_launches(one, blackwell) for one in fitting])
+    launches = np.array([prompt_launches(one, asked.model.device) for one in fitting])
     priced = Priced(tuple(fitting), kept, held, times, _transfer_s(asked, kept), launches)
     usual = asked.effects()
     fill = asked.gpus // priced.each("gpus")

@@ -20,7 +20,7 @@ from hybridperf.runs.batching import Engine, Link, serve
 from hybridperf.runs.deployment_latency import Question, with_effects
 from hybridperf.runs.launch_lines import prefill_row
 from hybridperf.runs.requests import Requests, Served, arriving
-from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
+from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
 from hybridperf.workloads.serving.deployment import serving_memory
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -93,7 +93,7 @@ def _engine(asked: Question, row: Mapping[str, Any], *, only_prompts: bool = Fal
     alone = step_times(asked.model, [made], asked.all_reduce)[0]
     times = with_effects(alone, effects, made.tokens_per_pass)
     if only_prompts:  # launched kernel by kernel, and longer, as `deployments` has them
-        launches = prompt_launches(made, is_blackwell(asked.model.device.id))
+        launches = prompt_launches(made, asked.model.device)
         least_s = np.maximum(times.products_s, effects.launch_s * launches)
         times = dataclasses.replace(
             times, products_s=effects.prefill * least_s, prefill_s=effects.prefill * times.prefill_s

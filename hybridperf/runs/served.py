@@ -18,7 +18,7 @@ from hybridperf.runs.admission import Admission
 from hybridperf.runs.closed_loop import Latency, Loop, settled
 from hybridperf.runs.serving_machines import Machine
 from hybridperf.runs.serving_rows import ServedRow
-from hybridperf.workloads.serving import Deployment, is_blackwell, prompt_launches, step_times
+from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
 from hybridperf.workloads.serving.deployment import ServingMemory, serving_memory
 
 _Engine = tuple[Machine, Deployment]
@@ -95,7 +95,7 @@ def served(
         if first is not None:
             apart = times[first], prefillers * first[1].attention_dp
         chunk = np.array([row.chunk for row in some])
-        launches = prompt_launches(first[1] if first else engine, is_blackwell(key[0].device))
+        launches = prompt_launches(first[1] if first else engine, key[0].spec)
         admission = Admission(*np.array([row.admission for row in some]).T)
         loop = settled(
             times[key], clients, prompt, output / engine.tokens_per_pass, slots, own, chunk, ranks,

@@ -7,9 +7,11 @@ import functools
 from typing import Any
 
 from hybridperf.hardware import (
+    DeviceSpec,
     device_called,
     device_id,
     device_of,
+    load_device,
     load_system,
     system_names,
 )
@@ -19,8 +21,6 @@ from hybridperf.model import PerfModel
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.names import Machine as StepMachine
 from hybridperf.training.steps.names import machine as step_machine
-
-OWN_REDUCE = "trtllm"  # serving frameworks bring all-reduces of their own; whose were measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Machine:
     all_reduce: str = ""
     note: str = ""
     steps: StepMachine | None = None  # where the row's system is priced as training steps are
+
+    @property
+    def spec(self) -> DeviceSpec:
+        """Facts of its device."""
+        return load_device(self.device) if self.steps is None else self.steps.spec
 
     def load(self) -> PerfModel:
         if self.steps is not None:
@@ -80,8 +85,9 @@ def machine_of(name: str, device: str = "") -> Machine:
     else:
         found = step_machine("", "", device_of(fabric, device or None), name)
     said = "; ".join(found.notes)
+    reduce = known_names()["reduce"]
     return Machine(
-        found.device, found.model, found.system.id, all_reduce=OWN_REDUCE, note=said, steps=found
+        found.device, found.model, found.system.id, all_reduce=reduce, note=said, steps=found
     )
 
 

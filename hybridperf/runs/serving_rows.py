@@ -18,15 +18,16 @@ import pandas as pd
 from hybridperf.fields import fields_of
 from hybridperf.fields.columns import read_columns
 from hybridperf.fields.registry import YES
-from hybridperf.hardware import canonical_dtype, load_device
+from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.io.errors import plain
+from hybridperf.ops.frameworks import serving_framework, serving_frameworks
 from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
 from hybridperf.runs.serving_machines import Machine, known_names, machine_of
 from hybridperf.runs.serving_published import points_of, published, settings_of
-from hybridperf.workloads.serving import Deployment, is_blackwell
+from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.transformer.zoo import load_shape
 
 FIELDS = fields_of("serve")
@@ -81,8 +82,7 @@ class ServedRow:
     @property
     def held(self) -> float:
         """Tokens that a running sequence holds in the cache, in the mean."""
-        habits = known_names()["framework"].get(self.framework, {})
-        return self.prompt + habits.get("reserved", 0.5) * self.output
+        return self.prompt + serving_framework(self.framework).reserved * self.output
 
     @property
     def memory_bytes(self) -> float:
@@ -90,7 +90,7 @@ class ServedRow:
         assert self.machine is not None
         if self.machine.steps is not None:
             return self.machine.steps.memory_bytes
-        return load_device(self.machine.device).memory_bytes or math.inf
+        return self.machine.spec.memory_bytes or math.inf
 
     @property
     def fitted_on(self) -> bool:
@@ -338,7 +338,7 @@ def _schemes(
     if habits.get("mxfp4"):
         gemm, experts = (
             "bfloat16",
-            "w4a8_mxfp4_mxfp8" if is_blackwell(machine.device) else "w4a16_mxfp4",
+            "w4a8_mxfp4_mxfp8" if machine.spec.tensor_memory else "w4a16_mxfp4",
         )
     else:
         own = habits.get("schemes", {})
@@ -348,9 +348,8 @@ def _schemes(
             gemm = "bfloat16"
     usual_kv = "bf16"
     if gemm != "bfloat16" or experts != "bfloat16":
-        kept = known_names()["framework"].get(framework, {})
-        usual_kv = kept.get("kv", "bf16")
-        usual_kv = usual_kv if experts_in else kept.get("kv_dense", usual_kv)
+        kept = serving_framework(framework)
+        usual_kv = kept.kv if experts_in else kept.kv_dense or kept.kv
     kv_dtype = canonical_dtype(_word(values, "kv_dtype") or usual_kv)
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
             "kv_dtype": kv_dtype,
@@ -377,9 +376,9 @@ def named_model(name: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def known_framework(name: str, notes: list[str]) -> str:
-    for ours, entry in known_names()["framework"].items():
-        if re.search(entry["says"], name.lower()):
-            return str(ours)
+    for ours, habits in serving_frameworks().items():
+        if re.search(habits.says, name.lower()):
+            return ours
     notes.append(f"framework {name or 'not given'}: nothing of it is known, usual effects assumed")
     return ""
 

@@ -17,6 +17,7 @@ import pandas as pd
 from hybridperf.fields.columns import read_columns
 from hybridperf.io import InputError, replacing_in, settled
 from hybridperf.model import load_model
+from hybridperf.ops.frameworks import serving_framework
 from hybridperf.runs.served import Served, served
 from hybridperf.runs.serving_fit import FILE, TARGETS, ServingFit, fitted
 from hybridperf.runs.serving_rows import ServedRow, understood
@@ -34,11 +35,9 @@ _APART = 1.2  # times as far for time per output token where prompts are compute
 # told; of a queue for slots, which a tenth more memory can empty
 _UNTOLD = {"tpot_s": 0.6, "ttft_s": 1.2}
 _QUEUED = 0.7
-# of TTFT where one engine does all: one in six published runs of SGLang waits 5 to 12 s for first
-# tokens, up to ten times as long as others, nearly the same from 4 to 128 clients: it begins cold,
-# which other rows do not tell. In logs of the upper end; and the lower end in standard deviations,
-# since such rows among those that are given make the rest seem slow
-_COLD, _COLD_LOW = {"sglang": 2.0}, 1.7
+# the lower end of TTFT, in standard deviations, where a framework's engines may begin cold (`cold`
+# of its habits): such rows among those that are given make the rest seem slow
+_COLD_LOW = 1.7
 # shorter where an engine drafts and nothing tells it: 2.5 tokens a step at 1.3 times its seconds
 _DRAFTS = 0.65
 # of GPUs of which no op is measured: steps by a reference device differ from those of a GPU's own
@@ -155,9 +154,9 @@ def filled(found: Served, fit: ServingFit) -> Mapping[str, Any]:
         low, high = BEYOND[target]
         out[f"predicted_{short}_s"] = seconds
         drafts = np.array([not row.drafts_known for row in rows]) * _DRAFTS * (target == "tpot_s")
-        cold = np.array([_COLD.get(row.framework, 0.0) * (row.prefill is None) for row in rows]) * (
-            target == "ttft_s"
-        )
+        cold = np.array(
+            [serving_framework(row.framework).cold * (row.prefill is None) for row in rows]
+        ) * (target == "ttft_s")
         below = np.where(cold > 0, _COLD_LOW, low) * deviation
         out[f"{short}_low_s"] = seconds * np.exp(-np.hypot(below, drafts))
         out[f"{short}_high_s"] = seconds * np.exp(np.hypot(high * deviation, cold))

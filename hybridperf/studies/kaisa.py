@@ -24,8 +24,10 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from hybridperf.explore.sweeps.front import undominated
-from hybridperf.io import InputError
+from hybridperf.io import InputError, shipped_toml
 from hybridperf.workloads.transformer.shape import TransformerShape
+
+PUBLISHED = shipped_toml("hybridperf.studies", "kaisa.toml")["published"]
 
 
 class Factored(NamedTuple):

@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.collectives.model import CollectiveModel, load_collectives
+from hybridperf.hardware import load_device
 from hybridperf.model import PerfModel, load_model, shipped
 from hybridperf.model.serving_effects import CALLS_ALONE
 from hybridperf.runs.served import Served, served
@@ -33,7 +34,7 @@ from hybridperf.runs.serving_machines import Machine
 from hybridperf.runs.serving_rows import ServedRow
 from hybridperf.runs.serving_table import filled
 from hybridperf.validate.harness import Columns, ResultLine
-from hybridperf.workloads.serving import Deployment, is_blackwell, step_times
+from hybridperf.workloads.serving import Deployment, step_times
 from hybridperf.workloads.transformer.zoo import load_shape
 
 GPUS = {"a100_sxm4_80g": "aic_a100_sxm", "h100_sxm": "aic_h100_sxm", "h200_sxm": "aic_h200_sxm",
@@ -103,7 +104,7 @@ def composed(gpus: Sequence[str] = tuple(GPUS)) -> pd.DataFrame:
 
 def _habit(gpu: str, scheme: Mapping[str, Any]) -> Mapping[str, Any]:
     """Blackwell multiplies MXFP4 experts by 8-bit activations, others by 16-bit ones."""
-    narrow = {"w4a16_mxfp4": "w4a8_mxfp4_mxfp8"} if is_blackwell(gpu) else {}
+    narrow = {"w4a16_mxfp4": "w4a8_mxfp4_mxfp8"} if load_device(gpu).tensor_memory else {}
     return {name: narrow.get(one, one) for name, one in scheme.items()}
 
 

@@ -406,3 +406,14 @@ def test_a_system_says_what_joins_accelerators_and_which_they_are():
         InputError, match=f"known device, got {dgx.id} of {dgx.accelerator}; name it by --device"
     ):
         device_of(dgx.model_copy(update={"device": None}))
+
+
+def test_an_architecture_says_what_code_asks_of_a_device() -> None:
+    """A name says nothing: Intel's B60 begins as NVIDIA's B200 does."""
+    devices = [load_device(name) for name in device_names()]
+    with_memory = {one.id for one in devices if one.tensor_memory}
+    assert with_memory == {"b200_sxm", "b300_sxm", "gb200", "gb300"}
+    capability = {one.id: one.compute_capability for one in devices}
+    assert capability["h100_sxm"] == (9, 0)
+    assert capability["rtx_5090"] == (12, 0)
+    assert capability["mi300x"] is capability["b60"] is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybridperf.hardware import device_names, load_device, load_system, this_gpu, this_node
-from hybridperf.hardware.this_gpu import _architectures
+from hybridperf.hardware.specs import architectures
 from hybridperf.io import InputError
 
 # as `cuDeviceGetAttribute` tells them of an RTX 5000 Ada, whose datasheet says 65.3 TFLOP/s in
@@ -31,7 +31,7 @@ _LIMITED = {"h800_sxm": ("fp64",), "h20_sxm": None, "l20": None}
 
 
 def by_architecture():
-    known = {entry["arch"]: (vendor, name) for vendor, these in _architectures().items()
+    known = {entry["arch"]: (vendor, name) for vendor, these in architectures().items()
              if isinstance(these, dict) for name, entry in these.items()}  # fmt: skip
     for name in device_names():
         spec = load_device(name)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple, Self
 
+from hybridperf.ops.frameworks import serving_framework
+
 _WORD, _VERSION = "|", "#"
 
 
@@ -53,17 +55,13 @@ class OpImplementation(NamedTuple):
         return (self.op, self.framework, self.dtype, *self.text)
 
 
-# Whose kernels a library takes where an architecture has them: vLLM's decode is TensorRT-LLM's by
-# way of FlashInfer (vllm-project/vllm, pull requests 19825 of Blackwell and 43232 of Hopper). Of
-# its experts measured times say so; prompts take other kernels on every GPU measured.
-_TAKES_FROM = {("generation_attention", "vllm"): "trtllm", ("moe", "vllm"): "trtllm"}
-
-
 @functools.cache
 def taken_from(text: str) -> str:
     """The implementation whose kernels this one may run on a new architecture; "" for none."""
     words, version = Implementation.parse(text)
-    source = _TAKES_FROM.get((words[0], words[1])) if len(words) > 1 else None
+    source = ""
+    if len(words) > 1:
+        source = serving_framework(words[1]).takes_kernels_from.get(words[0], "")
     return str(Implementation((words[0], source, *words[2:]), version)) if source else ""
 
 

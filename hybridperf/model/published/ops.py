@@ -62,6 +62,7 @@ class Table(NamedTuple):
     drifts: bool = False
 
 
+CALIBRATED: tuple[str, ...] = tuple(_SHIPPED["calibrated"])  # devices of which enough is measured
 FILES = {name: Table(**one) for name, one in _SHIPPED["tables"].items()}
 MODEL_OPS = "neusight_model_ops"
 # whose kernels ran, of ops that libraries run by different plans (`ops/rows.toml`), where a table

@@ -48,10 +48,7 @@ from hybridperf.model.published.ops import DeviceRows, PublishedRows
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
 
-DEVICES = (
-    "v100_pcie_32g", "v100_sxm2", "t4", "p100_pcie_16g", "p100_sxm2", "a100_pcie_40g",
-    "a100_sxm4_80g", "h100_sxm", "h200_sxm", "b200_sxm", "mi100", "rtx_3090", "rtx_4090",
-)  # fmt: skip
+DEVICES = sources.CALIBRATED
 LEAST_ROWS = 200  # of a device, to adapt the prior to
 LEAST_PRIOR_ROWS = 300  # of a device, to be part of the prior
 

@@ -33,7 +33,8 @@ def by_attention_kernel(batch: Batch, machine: Machine, log_s: Array, xp: Any) -
         peak = batch.part.peak_flops_per_s * machine.numbers.peak_flops_scale
         by_law = xp.log(attention_kernels.law_seconds(batch.op, device, peak, xp)) - log_s
         free = batch.size("window") == 0
-        law = Source(Code.LAW, batch.group, "h200_sxm", assumed=attention_kernels.BY_LAW)
+        of = attention_kernels.LAW
+        law = Source(Code.LAW, batch.group, of["device"], assumed=of["says"])
         source = np.full(len(batch), law)
         if xp is np:
             source[~free] = published

@@ -50,20 +50,20 @@ from hybridperf.training.steps.features import Sums, row_columns
 from hybridperf.workloads.memory import memory_of
 from hybridperf.workloads.schedules.pace import pace
 from hybridperf.workloads.transformer.columns import (
+    BY_FILL,
     FOLDED,
     FORWARDS_FIRST,
     IN_PAIRS,
     SCHEDULES,
-    SPLITS_BACKWARD,
     TWO_PIPES,
 )
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layouts
 
 # by schedule, whether it is so: 1 or 0
-_FORWARDS_FIRST, _FOLDED, _SPLITS_BACKWARD, _IN_PAIRS = (
+_FORWARDS_FIRST, _FOLDED, _SCHEDULED, _IN_PAIRS = (
     np.isin(np.arange(len(SCHEDULES)), codes).astype(float)
-    for codes in (FORWARDS_FIRST, FOLDED, SPLITS_BACKWARD, IN_PAIRS)
+    for codes in (FORWARDS_FIRST, FOLDED, TWO_PIPES + BY_FILL, IN_PAIRS)
 )
 PLACED = ("tp", "cp", "ep")  # groups whose nodes tell cells apart
 _ROWS = 16_384  # at a time: what one piece needs stays in a core's cache
@@ -122,7 +122,7 @@ class SpaceColumns:
             "tp_nodes": self.tp_nodes[cell], "chunks": vp, "exchange_hidden": hides,
             "forwards_first": _FORWARDS_FIRST[schedule], "folded": _FOLDED[schedule],
             "micro_batches": x.accumulation[base].astype(float),
-            "schedule": schedule if _SPLITS_BACKWARD[schedule].any() else None,
+            "schedule": schedule if _SCHEDULED[schedule].any() else None,
         }  # fmt: skip
         # the rest is known of what happens once a step
         known: dict[str, Any] = own | {

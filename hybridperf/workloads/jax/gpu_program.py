@@ -149,8 +149,8 @@ def _graph(kernels: Sequence[Settled], devices: int, gpus_per_node: int) -> tupl
     return graph.build(), rows
 
 
-_WORKSPACE_BYTES = (32 * 2.0**20, 4 * 2.0**20)  # of a product; before Hopper
-_BEFORE_HOPPER = ("Pascal", "Volta", "Turing", "Ampere", "Ada")
+# of a product: cuBLAS' default since a compute capability and before; of other GPUs the former
+_WORKSPACE_BYTES, _OLD_WORKSPACE_BYTES, _SINCE = 32 * 2.0**20, 4 * 2.0**20, (9, 0)
 
 
 def peak_bytes(kernels: Sequence[Settled], flow: Dataflow, fuser: Fuser) -> float:
@@ -180,7 +180,8 @@ def peak_bytes(kernels: Sequence[Settled], flow: Dataflow, fuser: Fuser) -> floa
         for one, (first, last) in spans.items()
         if one not in arguments | placed
     ]
-    workspace = _WORKSPACE_BYTES[fuser.device.arch.split()[0] in _BEFORE_HOPPER]
+    is_old = (fuser.device.compute_capability or _SINCE) < _SINCE
+    workspace = _OLD_WORKSPACE_BYTES if is_old else _WORKSPACE_BYTES
     products = [at for at, one in enumerate(kernels) if _is_product(one)]
     return held + most_alive_bytes([*made, *((workspace, at, at) for at in products)], end + 1)
 

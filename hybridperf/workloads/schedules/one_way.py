@@ -146,11 +146,12 @@ def _interleaved_in_flight(w: Array, p: Array, m: Array, v: Array) -> Array:
 
 GPIPE = ScheduleKind(
     "gpipe", gpipe, _gpipe_s, lambda w, p, m, v: m + 0 * (w + p), prices_sends=True,
-    forwards_first=True,
+    forwards_first=True, paced=True,
 )  # fmt: skip
 ONE_F_ONE_B = ScheduleKind(
     "1f1b", one_forward_one_backward, _1f1b_s,
     lambda w, p, m, v: array_module(w, p, m, v).minimum(p - w, m), prices_sends=True,
+    paced=True,
 )  # fmt: skip
 INTERLEAVED = ScheduleKind(
     "interleaved",
@@ -158,6 +159,7 @@ INTERLEAVED = ScheduleKind(
     _interleaved_s,
     _interleaved_in_flight,
     has_chunks=True,
+    paced=True,
     needs=(
         Need(
             lambda p, m: m % p == 0,

@@ -203,6 +203,9 @@ class ScheduleKind(NamedTuple):
     # no backward begins before all forwards: the last stage keeps every micro-batch's loss, and a
     # single worker accumulates gradients instead, a backward after each forward
     forwards_first: bool = False
+    # `pace.py` knows what unlike stages do to it; of others with one pipe, that they take the waits
+    # which `step_s` has
+    paced: bool = False
     needs: tuple[Need, ...] = ()
 
     def schedule(self, workers: int, micro_batches: int, chunks: int) -> Schedule:

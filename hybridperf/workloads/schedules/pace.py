@@ -9,7 +9,7 @@ drains, by schedule.
     interleaved                 all micro-batches on the slowest stage, and while the pipeline fills
                                 and drains a chunk of each other stage; `_interleaved_s` says what
                                 embedding and head add, which weigh on one chunk each
-    zero bubble                 slowest stage; waits fill (sum_stages - max_stage), by the fill that
+    zero bubble, and any other  slowest stage; waits fill (sum_stages - max_stage), by the fill that
                                 makes it the closed form of equal stages (`schedules/names.py`),
                                 which depends on the seconds F, B, W of a layer forward, backward,
                                 and for its weights' gradients:
@@ -42,9 +42,9 @@ from hybridperf.engine.step_features import LayerSeconds, Pace, Passes, Stages, 
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.schedules.names import closed_form_s
 from hybridperf.workloads.transformer.columns import (
+    BY_FILL,
     FOLDED,
     SCHEDULES,
-    SPLITS_BACKWARD,
     TWO_PIPES,
     one_of,
 )
@@ -118,9 +118,9 @@ def _interleaved_s(xp: Any, f: StepFeatures, stages: Stages) -> Array:
 def scheduled_pace(
     xp: Any, f: StepFeatures, plain: Pace, stages: Stages, layer: LayerSeconds
 ) -> Pace:
-    """Pace with rows among them of schedules that two pipes or a split backward pass have."""
-    two_pipes, splits = one_of(f.schedule, TWO_PIPES), one_of(f.schedule, SPLITS_BACKWARD)
-    if array_module(f.schedule) is np and not np.any(two_pipes | splits):
+    """Pace with rows among them of schedules with two pipes, or none but a closed form."""
+    two_pipes, by_fill = one_of(f.schedule, TWO_PIPES), one_of(f.schedule, BY_FILL)
+    if array_module(f.schedule) is np and not np.any(two_pipes | by_fill):
         return plain
     both_s = layer.forward_s + layer.backward_s
     forward, backward = layer.forward_s / both_s, layer.backward_s / both_s  # of one second
@@ -128,7 +128,7 @@ def scheduled_pace(
     beside_s = xp.minimum(layer.exchange_s, xp.maximum(both_s - layer.exchange_s, 0.0))
     joint = 1 - f.exchange_hidden * beside_s / both_s
     closed, in_pairs = 0.0 * both_s, 0.0 * both_s  # of a stage that takes one second
-    for code in (*TWO_PIPES, *SPLITS_BACKWARD):
+    for code in (*TWO_PIPES, *BY_FILL):
         rows, name = f.schedule == code, SCHEDULES[code]
         if array_module(rows) is np and not np.any(rows):
             continue
@@ -145,7 +145,7 @@ def scheduled_pace(
     beside_others_s = xp.maximum(closed * others_s - m * plain.stage_s, 0.0)
     filling_s = xp.where(folded, beside_others_s, xp.maximum(closed - m, 0.0) * others_s)
     first_s, last_s, other_s = (one.both_s for one in (stages.first, stages.last, stages.other))
-    waits_s = xp.where(splits, filling_s, plain.waits_s)
+    waits_s = xp.where(by_fill, filling_s, plain.waits_s)
     outer_s = (first_s + last_s) / 2
     inner_s = xp.where(f.stages > 2, other_s, outer_s)
     less_s, more_s = xp.minimum(outer_s, inner_s), xp.maximum(outer_s, inner_s)

@@ -1,6 +1,6 @@
 """Steps of a server of a language model: its deployment, their calls, their seconds by size."""
 
-from hybridperf.workloads.serving.deployment import Deployment, is_blackwell
+from hybridperf.workloads.serving.deployment import Deployment
 from hybridperf.workloads.serving.times import prompt_launches, step_times, step_times_by
 
-__all__ = ["Deployment", "is_blackwell", "prompt_launches", "step_times", "step_times_by"]
+__all__ = ["Deployment", "prompt_launches", "step_times", "step_times_by"]

@@ -18,8 +18,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
+from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
+from hybridperf.ops.frameworks import serving_framework
 from hybridperf.ops.moe import BALANCED
 from hybridperf.ops.quantise import SCHEMES, known_scheme
 from hybridperf.workloads.transformer.counts import LayerKind
@@ -124,23 +125,15 @@ class Deployment:
         return -(-ranks // per_node)
 
 
-def is_blackwell(device: str) -> bool:
-    """Whether a device has Blackwell's kernels of narrow formats, by its name."""
-    return device.startswith(("b", "gb"))
-
-
-def decodes_as_prompts(served: Deployment, architecture: str) -> bool:
-    """Whether steps with prompts decode by the prompts' kernel, a block of queries for each head.
-
-    vLLM calls FlashAttention once for all tokens of a step, version 2 on GPUs but sm_90 and sm_100
-    (its `fa_utils.py`); that one puts a group's heads into a block of queries where no sequence has
-    more than one query alone (`seqlenq_ngroups_swapped` of its `flash_api.cpp`). Version 3 packs
-    them in any step; FlashInfer, which SGLang takes and vLLM for caches of 8 bits, decodes apart.
+def decodes_as_prompts(served: Deployment, device: DeviceSpec) -> bool:
+    """Whether steps with prompts decode by the prompts' kernel, a block of queries for each head:
+    where a framework calls one kernel for all tokens of a step, for caches of 16 bits.
     """
     grouped = served.shape.latent is None and served.shape.heads > served.shape.key_heads
-    second = architecture.split()[-1].startswith(("sm_8", "sm_12"))
+    once = serving_framework(served.framework).decodes_as_prompts_on
+    major = (device.compute_capability or (0, 0))[0]
     wide = DTYPE_BYTES[canonical_dtype(served.kv_dtype)] == DTYPE_BYTES["bf16"]
-    return grouped and second and served.framework == "vllm" and wide
+    return grouped and major in once and wide
 
 
 def weight_bytes(scheme: str) -> float:

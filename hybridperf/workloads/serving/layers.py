@@ -35,6 +35,7 @@ from hybridperf.ops import (
     Softmax,
     op_by_name,
 )
+from hybridperf.ops.frameworks import serving_framework
 from hybridperf.ops.quantise import Quantise, scheme_dtype
 from hybridperf.workloads.serving.deployment import Deployment
 from hybridperf.workloads.transformer.counts import LayerKind
@@ -45,13 +46,6 @@ _STATE = "fp32"  # of a scan
 # largest activation first: aiconfigurator takes those kernels off again ("Static-FP8 GEMM is
 # modeled from the dynamic FP8 base measurement", its operations/gemm.py)
 _STATIC = "fp8"
-# whose ops before a product write what it multiplies (TensorRT-LLM: RESIDUAL_RMS_NORM_QUANT_FP8)
-_NARROWS_BEFORE = ("trtllm",)
-# whose attention rotates keys and queries and puts keys into the cache, in tables too
-_ROTATE_INSIDE = ("trtllm",)
-# whose all-reduce does the norm after it: TensorRT-LLM (AllReduceFusionOp), SGLang
-# (--enable-flashinfer-allreduce-fusion)
-_NORM_AS_THEY_SUM = ("trtllm", "sglang")
 # engines choose the kernel of each FP4 product when they start (TensorRT-LLM's AutoTuner,
 # FlashInfer's), where tables have one whose tiles walk along all of k, 1.7 us per 1,024 of it: few
 # tiles share k out to the other SMs (split-K), in pieces of 1,024 at least. B200's SMs
@@ -75,6 +69,7 @@ class ServedCalls:
     def __init__(self, deployment: Deployment, per_node: int, all_reduce: str = ""):
         self.served, self.per_node, self.all_reduce = deployment, per_node, all_reduce
         self.shape, self.tp = deployment.shape, deployment.tp
+        self.habits = serving_framework(deployment.framework)
 
     def products(self, tokens: float) -> Iterator[Kernel]:
         """Of `tokens` on each attention rank; of a pipeline, split over its stages."""
@@ -193,7 +188,7 @@ class ServedCalls:
             heads = shape.heads / t * (2 if shape.gated_attention else 1)
             width = (heads + 2 * max(shape.key_heads / t, 1.0)) * shape.dim
             yield from self._gemm(tokens, width, h, quant)
-            if self.served.framework not in _ROTATE_INSIDE:
+            if not self.habits.rotates_inside:
                 yield self._loop("rope", tokens, width)
                 yield self._loop("cast", tokens, 2 * max(shape.key_heads / t, 1.0) * shape.dim)
             yield from self._gemm(tokens, h, shape.context_width / t, quant)
@@ -204,15 +199,16 @@ class ServedCalls:
     def _latents(self, tokens: float, down: float) -> Iterator[Call]:
         """What becomes of down-projections and of the queries that are made of them.
 
-        In TensorRT-LLM a norm of all, and a kernel that rotates queries and puts keys into the
-        cache. Elsewhere the keys' norm, the rotary embedding, and copies: of both parts of the
-        queries beside each other (and narrowed for a cache of 8 bits), of keys into the cache.
+        Where attention rotates inside, a norm of all, and a kernel that rotates queries and puts
+        keys into the cache. Elsewhere the keys' norm, the rotary embedding, and copies: of both
+        parts of the queries beside each other (and narrowed for a cache of 8 bits), of keys into
+        the cache.
         """
         shape, latent = self.shape, self.shape.latent
         assert latent is not None
         yield self._by_rows(RmsNorm("bf16", tokens, down))
         queries = shape.heads / self.tp * (latent.kv_rank + latent.rotary_dim)
-        if self.served.framework in _ROTATE_INSIDE:
+        if self.habits.rotates_inside:
             yield self._loop("rope", tokens, queries)
             return
         yield self._by_rows(RmsNorm("bf16", tokens, latent.kv_rank))
@@ -340,7 +336,7 @@ class ServedCalls:
 
     def _gemm(self, m: float, n: float, k: float, quant: str) -> Iterator[Call]:
         if quant == _STATIC:
-            if self.served.framework not in _NARROWS_BEFORE:
+            if not self.habits.narrows_before:
                 yield OpCall(Quantise("bf16", float(m), float(k), quant=quant))
             quant = ""
         if quant == _TUNED:
@@ -362,7 +358,7 @@ class ServedCalls:
     def _norm(self, tokens: float, width: float) -> OpCall:
         """Of a layer, with the sum before it: one kernel with that of several GPUs, of some."""
         norm = RmsNorm("bf16", tokens, width)
-        if self.tp > 1 and self.served.framework in _NORM_AS_THEY_SUM:
+        if self.tp > 1 and self.habits.norms_as_it_sums:
             return self._fused(norm)
         return self._by_rows(norm)
 

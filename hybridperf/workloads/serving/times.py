@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hybridperf.engine.step_times import StepTimes, chain_seconds, chain_seconds_by
+from hybridperf.hardware import DeviceSpec
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.model import PerfModel, Platform
 from hybridperf.model.calls import Call, CallChain
@@ -34,18 +35,18 @@ class Sizes:
 
 
 # kernels that latent attention and experts take beside our calls of them: copies, quantisation;
-# routing, permutation, activation, sums. Blackwell's experts are one kernel with their routing
-# (TRTLLM-Gen's, which SGLang takes too). Beliefs by rows of one prompt at a time; SGLang's pull
-# request 12160 has 83 ms for a token of DeepSeek-V3 kernel by kernel (30 a layer at `LAUNCH_S`), 23
-# ms as a graph
+# routing, permutation, activation, sums. With a tensor memory experts are one kernel with their
+# routing (TRTLLM-Gen's, which SGLang takes too). Beliefs by rows of one prompt at a time; SGLang's
+# pull request 12160 has 83 ms for a token of DeepSeek-V3 kernel by kernel (30 a layer at
+# `LAUNCH_S`), 23 ms as a graph
 _MORE_OF_LATENT, _MORE_OF_EXPERTS, _MORE_OF_FUSED_EXPERTS = 10, 24, 4
 
 
-def prompt_launches(deployment: Deployment, fused_experts: bool = False) -> float:
+def prompt_launches(deployment: Deployment, device: DeviceSpec) -> float:
     """Kernels that a step with prompts launches one by one: such steps are no CUDA graphs."""
     calls = float(sum(times for _, times in ServedCalls(deployment, 8).products(8192.0)))
     latent = _MORE_OF_LATENT if deployment.shape.latent is not None else 0
-    experts = _MORE_OF_FUSED_EXPERTS if fused_experts else _MORE_OF_EXPERTS
+    experts = _MORE_OF_FUSED_EXPERTS if device.tensor_memory else _MORE_OF_EXPERTS
     return calls + sum(
         kind.count * (latent * (kind.mixer == "attention") + experts * bool(kind.experts))
         for kind in deployment.shape.layer_kinds
@@ -148,7 +149,7 @@ def _listed(
                 [[chain([*calls.decode(s, x)]) for x in sizes.keys] for s in sizes.sequences]
             )
             beside = None
-            if decodes_as_prompts(one, model.device.arch):
+            if decodes_as_prompts(one, model.device):
                 beside = np.array(
                     [[chain([*calls.decode(s, x, True)]) for x in sizes.keys]
                      for s in sizes.sequences]

@@ -64,9 +64,9 @@ from hybridperf.workloads.torch.record import (
     WRAPPED,
     CapturedOp,
 )
+from hybridperf.workloads.transformer.framework import framework_of_programs
 from hybridperf.workloads.transformer.in_step import call_in_step
 
-EAGER, COMPILED = "eager_pytorch", "torchtitan"  # whose step effects count
 # `scaled_dot_product_attention` on numbers of two bytes
 _ATTENTION_KERNEL, _KERNEL_BYTES = "sdpa", 2
 _ADDED_FIRST = ("aten::addmm", "aten::baddbmm")  # what is added comes before what is multiplied
@@ -139,7 +139,7 @@ def workload_of(
         graph, rows = _serial_graph(placed, captured, gpus_per_node)
     else:
         graph, rows = _graph(placed, captured.updated, gpus_per_node, compiled)
-    framework = "" if backend == "cpu" else COMPILED if compiled else EAGER
+    framework = "" if backend == "cpu" else framework_of_programs(compiled)
     kernels = (call for _, calls in placed for call in calls)
     left_out = Counter(op.call.kind for op in captured.ops if op.call.kind in ignored)
     return program_workload(

@@ -28,11 +28,12 @@ NONE, SELECTIVE, FULL = range(len(RECOMPUTE))
 INTERLEAVED = SCHEDULES.index("interleaved")
 CHIMERA = SCHEDULES.index("chimera")
 # codes of schedules that are alike in something
-FORWARDS_FIRST, TWO_PIPES, FOLDED, SPLITS_BACKWARD, IN_PAIRS = (
+FORWARDS_FIRST, TWO_PIPES, FOLDED, SPLITS_BACKWARD, IN_PAIRS, BY_FILL = (
     tuple(code for code, kind in enumerate(KINDS.values()) if alike(kind))
     for alike in (
         lambda kind: kind.forwards_first, lambda kind: kind.pipes > 1, lambda kind: kind.folded,
         lambda kind: kind.splits_backward, lambda kind: kind.in_pairs,
+        lambda kind: kind.pipes == 1 and not kind.paced,
     )
 )  # fmt: skip
 

@@ -213,8 +213,7 @@ def head(shape: ModelSizes) -> ParameterCounts:
     """Of final norms, the head's own matrix and bias, BERT's transform and pooler."""
     h = shape.hidden
     stacks = 2 if shape.decoder_layers else 1
-    # a BERT's layers end in their norm
-    whole = 0 if shape.family == "bert" else stacks * _norm(shape)
+    whole = 0 if shape.norms_last else stacks * _norm(shape)
     vocab = 0
     if shape.head == "lm":
         vocab += (0 if shape.tied else shape.vocab * h) + (shape.vocab if shape.head_bias else 0)

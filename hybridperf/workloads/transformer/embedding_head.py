@@ -81,7 +81,7 @@ def head(config: TransformerConfig) -> Passes:
     batch = float(config.layout.micro_batch)
     if s.diffusion:
         return diffusion.head(config)
-    found = Passes() if s.family == "bert" else kernels.norm("final norm", s.norm, tokens, s.hidden)
+    found = Passes() if s.norms_last else kernels.norm("final norm", s.norm, tokens, s.hidden)
     if s.pooler:
         found += kernels.linear("pooler", batch, s.hidden, s.hidden, bias=True)
     if s.head == "none":
@@ -109,8 +109,7 @@ def loss(config: TransformerConfig, tokens: float, vocab: float) -> Passes:
         op = Softmax(kernels.dtype, float(tokens), float(vocab))
         once = PassStep(OpCall(op), "memory", "loss", tensor=("cols",), tokens="rows")
         return Passes((once,), (_rows(kernels, "loss gradient", tokens, vocab, moved=2.0),))
-    by_kernels = does(config.framework, "loss_by_kernels")
-    if config.kernels.framework.name != "megatron" and not by_kernels:
+    if not does(config.framework, "loss_by_kernels"):
         return _plain_loss(kernels, tokens, vocab, tensor=True)
     wide, widened, narrowed = _casts(kernels, tokens, vocab, tensor=True)
 

@@ -150,6 +150,14 @@ def config_habits(habits: Mapping[str, Any], tp: int, head_dim: int) -> dict[str
 
 
 @functools.cache
+def framework_of_programs(compiled: bool) -> str:
+    """The framework whose step effects a captured PyTorch program has."""
+    wanted = "compiled" if compiled else "eager"
+    every = framework_habits().items()
+    return next(name for name, habits in every if habits.get("programs") == wanted)
+
+
+@functools.cache
 def framework_names() -> tuple[str, ...]:
     """All names of `framework_called`."""
     return tuple(dict.fromkeys((*framework_habits(), *FRAMEWORKS)))

@@ -48,8 +48,8 @@ def attention(config: TransformerConfig, kind: LayerKind) -> Passes:
     """A layer up to its MLP."""
     if config.shape.diffusion:
         return diffusion.attention(config, kind)
-    tokens, family = _tokens(config, kind), config.shape.family
-    causal = family not in ("bert", "vit") and (kind.cross or family != "t5")
+    tokens = _tokens(config, kind)
+    causal = kind.cross or not config.shape.both_ways
     if kind.mixer == "mlp":
         return Passes()
     if kind.mixer == "scan":

@@ -277,6 +277,19 @@ class ModelSizes:
                     f" {self.image}, patch {self.patch}, seq {self.seq}"
                 )
 
+    # kinds of a family
+    # ----------------------------------------------------------------------------------------------
+
+    @property
+    def norms_last(self) -> bool:
+        """Whether a layer ends in its norm, so that none follows the last one."""
+        return self.family == "bert"
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether tokens look at those after them, too; of two stacks the first one's."""
+        return self.family in ("bert", "vit", "t5")
+
     # widths
     # ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,80 @@
+"""What one serving framework does that others do not: a TOML file each in this folder, which is all
+that a further one needs. Its name is the file's, as tables of measured kernels call it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from hybridperf.hardware.specs import Spec
+
+
+class Effect(Spec):
+    """The median of one of a server's effects (`model/serving_effects.py`)."""
+
+    effect: str
+    median: float
+    source: str
+
+
+class Launch(Spec):
+    """The command that starts an engine (`runs/launch_lines.py` says which words and conditions
+    there are).
+    """
+
+    command: tuple[tuple[str, str], ...]  # pieces, each with its condition; empty: always
+    settings: tuple[tuple[str, str], ...] = ()  # lines of a file, likewise: the word `settings`
+    kv: Mapping[str, str] = {}  # number formats of the cache that are called otherwise
+    narrowed: Mapping[str, str] = {}  # the option that narrows weights to a format as they load
+
+
+class ServingFramework(Spec):
+    """Habits of a framework; those of one that nobody knows if not given."""
+
+    name: str = ""
+    says: str = ""  # expression that rows' names of it contain, in lower case
+    # number format of the cache where weights are narrow and nothing else is told; of models
+    # without experts, empty: the same
+    kv: str = "bf16"
+    kv_dense: str = ""
+    # share of an answer's tokens that a slot holds in the mean: half where blocks are taken as they
+    # are needed, more where the scheduler takes them ahead
+    reserved: float = 0.5
+    narrows_before: bool = False  # ops before a product write what it multiplies
+    rotates_inside: bool = False  # attention rotates keys and queries and fills the cache
+    norms_as_it_sums: bool = False  # an all-reduce does the norm after it
+    heads_of_cache: float = math.inf  # for which a kernel reads their cache once, at most
+    # major compute capabilities of GPUs whose steps with prompts decode by the prompts' kernel
+    decodes_as_prompts_on: tuple[int, ...] = ()
+    # whose kernels it runs where an architecture has them, by op as tables of kernels call it
+    takes_kernels_from: Mapping[str, str] = {}
+    cold: float = 0.0  # how far TTFT's upper end reaches for runs that begin cold; of its log
+    effects: tuple[Effect, ...] = ()  # in place of the usual ones
+    launch: Launch | None = None
+
+
+_USUAL = ServingFramework()
+
+
+@functools.cache
+def serving_frameworks() -> Mapping[str, ServingFramework]:
+    """All that are known, by name."""
+    found = {}
+    for file in sorted(resources.files(__package__).iterdir(), key=lambda one: one.name):
+        name = file.name.removesuffix(".toml")
+        if name != file.name:
+            said: dict[str, Any] = tomllib.loads(file.read_text())
+            assert said.pop("schema") == "hybridperf/serving-framework", file
+            assert said.pop("schema_version") == 1, file
+            found[name] = ServingFramework(name=name, **said)
+    return found
+
+
+def serving_framework(name: str) -> ServingFramework:
+    """The habits of a framework by our name of it; the usual ones where it is none of ours."""
+    return serving_frameworks().get(name, _USUAL)
