@@ -319,7 +319,8 @@ def _products(step: PassStep, kernels: Kernels, biased: bool) -> Steps:
     times = step.call.times * active
 
     def product(what: str, of: Gemm) -> PassStep:
-        call, name = OpCall(of, times=times), f"{step.name}, {what}"
+        call = OpCall(of, times=times, framework=kernels.framework.products)
+        name = f"{step.name}, {what}"
         launches = (step.kernels - 1) // 2
         return dataclasses.replace(
             step, call=call, name=name, kernels=launches, tensor=(), tokens="m"
