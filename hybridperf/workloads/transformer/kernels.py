@@ -111,9 +111,8 @@ class Kernels:
         """
 
         def product(what: str, m: float, n: float, k: float, on: str, counts: str) -> PassStep:
-            times = ratios.QUANTISED_PRODUCT if self.quant else 1.0
             op = ops.Gemm(self.dtype, float(m), float(n), float(k), quant=self.quant)
-            call = ops.OpCall(op, times=times, framework=self.framework.products)
+            call = ops.OpCall(op, framework=self.framework.products)
             return PassStep(call, "gemm", what, 1, (on,) if on else (), counts)
 
         def on(outputs: str, inputs: str) -> str:
