@@ -194,7 +194,8 @@ def test_fused_attention_is_no_longer_than_unfused(twins):
     """Even of its first generation: GPT-2 of 1,024 tokens trains 1.7 times as fast as by
     Megatron's fused softmax on A100s (Dao et al., arXiv 2205.14135, Table 2). It gives a block of
     threads to each head of a sample and none to queries, and is slow where there are fewer than
-    multiprocessors (Dao, arXiv 2307.08691, section 3.2): such layouts may be longer by some per cent.
+    multiprocessors (Dao, arXiv 2307.08691, section 3.2): such layouts may be longer by some per
+    cent.
     """
     unfused, first = twins({"attention": "unfused"}, {"attention": "flash1"})
     _, second = twins({"attention": "unfused"}, {"attention": "flash2"})
