@@ -33,6 +33,7 @@ class Scheme:
     arithmetic: str = ""  # number format that multiplies; empty: the op's dtype
     incoming_bytes: float = WIDE_BYTES
     outgoing_bytes: float = WIDE_BYTES
+    finer: str = ""  # the scheme of the same numbers and arithmetic with more scales
 
     @property
     def activation_bytes(self) -> float:
@@ -44,7 +45,8 @@ _FP32_SCALE_BYTES, _FP8_SCALE_BYTES = 4.0, 1.0
 SCHEMES = {
     "bfloat16": Scheme(2.0, arithmetic="bf16"),
     "float16": Scheme(2.0, arithmetic="fp16"),
-    "fp8": Scheme(1.0, narrow_bytes=1.0, arithmetic="fp8"),  # one scale per tensor
+    # one scale per tensor
+    "fp8": Scheme(1.0, narrow_bytes=1.0, arithmetic="fp8", finer="fp8_block"),
     # scales per 128 x 128 weights and per 128 activations of a row
     "fp8_block": Scheme(1.0 + _FP32_SCALE_BYTES / 128**2, 1.0 + _FP32_SCALE_BYTES / 128, "fp8"),
     "nvfp4": Scheme(0.5 + _FP8_SCALE_BYTES / 16, 0.5 + _FP8_SCALE_BYTES / 16, "fp4"),

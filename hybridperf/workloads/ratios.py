@@ -21,10 +21,6 @@ NORM_INPUT = 1.5  # input's gradient: reads input and gradient, writes a gradien
 NORM_PARAMETERS = 0.45
 # Two grouped products per grouped product of the experts, as for any product; 1.7 to 2.3.
 EXPERTS = 2.0
-# Products in 8 bits by cuBLAS over those of TensorRT-LLM's layers, which tables have: over many
-# shapes the best is 1,402.6 TFLOP/s on an H100 and 1,535.0 on a GH200 (Bekman, "Machine Learning
-# Engineering", 2025), where the tables give 1,247 and 1,322 (H200) at the same shapes; 0.83 to 1.0.
-QUANTISED_PRODUCT = 0.875
 # Transformer Engine's cast_transpose writes a tensor in both orders: 2 bytes read, twice 1 written,
 # where `Quantise` writes 1.
 CAST_AND_TRANSPOSED = 4 / 3

@@ -23,10 +23,10 @@ as fast; by the H200's fit they err by 3 %, by its share of the roofline 17, by 
 They take no less than by caches that other GPUs show (`lookup_prior.py`), which is all that tells
 of them elsewhere, and how sure that is: a share of the roofline says little of another cache.
 
-Both 16-bit formats multiply at one rate where the datasheet says so; calibrations are of bf16, so
-fp16 attention is priced as bf16's. Products in fp16 stay with their own measurements: as bf16's,
-published steps of A100s over nodes are missed by 12 % in place of 8 %, those of the Megatron papers
-by 9 % in place of 5 % (one node alone by 6.0 % in place of 6.5 %).
+Both 16-bit formats multiply at one rate where the datasheet says so, and a step's products take one
+time in both: by rows of its framework's library (`as_measured`). Megatron's and GPT-NeoX's of 2021
+to 2023 go by those of that day; by today's, published steps of A100s over nodes are missed by 12 %
+in place of 8 %, those of the Megatron papers by 9 % in place of 5 %.
 """
 
 from __future__ import annotations

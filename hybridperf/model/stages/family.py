@@ -193,8 +193,9 @@ def _apart(
 
     Elementwise loops: on the V100 of NeuSight's tables none takes less than 28 us, where a profiler
     sees 2 us. They cost the lower bound of a kernel plus what each element costs in a long loop.
-    Products of a quantised layer: no longer than the same product in wide numbers, and without
-    making their input narrow. Others take longer than their launch and stay as they are.
+    Products of a quantised layer: without making their input narrow, by the library that a step
+    calls, and no longer than the same product in wide numbers or with finer scales. Others take
+    longer than their launch and stay as they are.
     """
     op: Any = batch.op
     device, family = machine.device, batch.family
@@ -209,14 +210,25 @@ def _apart(
     quant = getattr(op, "quant", "") if op.group == "gemm" else ""
     narrows = bool(quant) and SCHEMES[quant].narrow_bytes > 0
     if family == PRODUCTS and narrows and QUANTISE in machine.model.families:
-        made = batch.of(Quantise(op.dtype, op.m, op.k, quant=quant), device)
         wide = batch.of(dataclasses.replace(op, quant=""), device)
-        whole_s = xp.exp(log_s)
-        left_s = whole_s - _family_s(made, QUANTISE, machine, xp)
-        left_s = xp.maximum(left_s, LEAST_PRODUCT * whole_s)
-        apart = xp.log(xp.minimum(left_s, _family_s(wide, PRODUCTS, machine, xp)))
-        return [Step("apart", apart - log_s, source)]
+        wide_s = _family_s(wide, PRODUCTS, machine, xp)
+        left_s = xp.minimum(_product_s(batch, xp.exp(log_s), machine, xp), wide_s)
+        if finer := SCHEMES[quant].finer:
+            same = batch.of(dataclasses.replace(op, quant=finer), device)
+            whole_s = _family_s(same, PRODUCTS, machine, xp)
+            left_s = xp.minimum(left_s, _product_s(same, whole_s, machine, xp))
+        library = "" if batch.variant else batch.framework  # experts' have kernels of their own
+        over = _kernels()["over_layers"].get(library, {}).get(device.arch.split()[-1], 1.0)
+        return [Step("apart", xp.log(over * left_s) - log_s, source)]
     return []
+
+
+def _product_s(batch: Batch, whole_s: Array, machine: Machine, xp: Any) -> Array:
+    """Seconds of the product of quantised layers [R] that take so long as a whole."""
+    op: Any = batch.op
+    made = batch.of(Quantise(op.dtype, op.m, op.k, quant=op.quant), machine.device)
+    left_s = whole_s - _family_s(made, QUANTISE, machine, xp)
+    return xp.maximum(left_s, LEAST_PRODUCT * whole_s)
 
 
 def kernel_floors(batch: Batch, device: DeviceSpec) -> np.ndarray:

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
-from hybridperf.io import InputError
+from hybridperf.io import InputError, shipped_toml
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.batch import Batch
 from hybridperf.ops import FUSED, Op, images
@@ -83,15 +84,27 @@ def is_measured(model: Any, batch: Batch) -> bool:
 
 
 def as_measured(model: Any, batch: Batch) -> Batch:
-    """The batch in the 16-bit format that a calibration has, where both multiply at one rate."""
+    """The batch in the 16-bit format that a calibration has, where both multiply at one rate; of
+    both in the one that the batch's library was measured in, else its own.
+
+    Rows of both on one device are of two libraries and tell these apart, not the formats.
+    """
     twin, peak = _TWINS.get(batch.op.dtype), rate(model.device, batch.op)
-    if twin is None or not peak or _in_slots(model, batch):
+    if twin is None or not peak:
         return batch
     twin_op = dataclasses.replace(batch.op, dtype=twin)
     if rate(model.device, twin_op) != peak:
         return batch
-    other = batch.of(twin_op, model.device)
-    return other if _in_slots(model, other) else batch
+    first = _formats_of(model.device.arch).get(batch.framework, batch.op.dtype)
+    both = sorted((batch, batch.of(twin_op, model.device)), key=lambda one: one.op.dtype != first)
+    return next((one for one in both if _in_slots(model, one)), batch)
+
+
+@functools.cache
+def _formats_of(arch: str) -> Mapping[str, str]:
+    """Libraries of products, each with the 16-bit format of its rows (`kernels.toml`)."""
+    known = shipped_toml("hybridperf.model", "kernels.toml")["library"]
+    return known["usual"] | known.get(arch.split()[-1], {})
 
 
 def rate(device: DeviceSpec, op: Op) -> float:

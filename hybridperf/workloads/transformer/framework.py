@@ -51,6 +51,7 @@ class Framework:
     narrows_apart: bool = False
     # a kernel for each op of a root mean square norm, in fp32
     composite_norms: bool = False
+    products: str = "cublas_12"  # library of its products (`model/kernels.toml`)
 
 
 _KNOWN = (
@@ -166,4 +167,6 @@ def framework_names() -> tuple[str, ...]:
 def framework_called(name: str) -> Framework:
     """A framework's kernels by its name, or by that of a set of kernels."""
     check_word("framework", name, framework_names())
-    return FRAMEWORKS[framework_habits()[name]["kernels"] if name in framework_habits() else name]
+    habits = framework_habits().get(name, {})
+    kernels = FRAMEWORKS[habits.get("kernels", name)]
+    return dataclasses.replace(kernels, products=habits.get("products", kernels.products))

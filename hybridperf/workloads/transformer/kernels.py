@@ -111,9 +111,8 @@ class Kernels:
         """
 
         def product(what: str, m: float, n: float, k: float, on: str, counts: str) -> PassStep:
-            times = ratios.QUANTISED_PRODUCT if self.quant else 1.0
             op = ops.Gemm(self.dtype, float(m), float(n), float(k), quant=self.quant)
-            call = ops.OpCall(op, times=times)
+            call = ops.OpCall(op, framework=self.framework.products)
             return PassStep(call, "gemm", what, 1, (on,) if on else (), counts)
 
         def on(outputs: str, inputs: str) -> str:
@@ -356,7 +355,8 @@ class Kernels:
         """A product within chunks of a sequence, of so many chunks and heads."""
 
         def one(what: str, m: float, n: float, k: float) -> PassStep:
-            call = ops.OpCall(ops.BatchedGemm(self.dtype, float(batch), m, n, k))
+            op = ops.BatchedGemm(self.dtype, float(batch), m, n, k)
+            call = ops.OpCall(op, framework=self.framework.products)
             return PassStep(call, "attention", what, tensor=("batch",), tokens="batch")
 
         gradients = one(f"{name}, left gradient", m, k, n), one(f"{name}, right gradient", k, n, m)
@@ -384,9 +384,8 @@ class Kernels:
 
         def products(name: str, m: float, n: float, k: float) -> Passes:
             def one(what: str, m: float, n: float, k: float) -> PassStep:
-                call = ops.OpCall(
-                    ops.BatchedGemm(self.dtype, float(pairs), float(m), float(n), float(k))
-                )
+                op = ops.BatchedGemm(self.dtype, float(pairs), float(m), float(n), float(k))
+                call = ops.OpCall(op, framework=self.framework.products)
                 return PassStep(call, "attention", what, tensor=("batch",), core=True)
 
             left = one(f"{name} left gradient", m, k, n)

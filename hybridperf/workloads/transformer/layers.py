@@ -319,7 +319,9 @@ def _products(step: PassStep, kernels: Kernels, biased: bool) -> Steps:
     times = step.call.times * active
 
     def product(what: str, of: Gemm) -> PassStep:
-        call, name = OpCall(of, times=times), f"{step.name}, {what}"
+        library = kernels.framework.products
+        call = OpCall(of, times=times, framework=library, variant="experts")
+        name = f"{step.name}, {what}"
         launches = (step.kernels - 1) // 2
         return dataclasses.replace(
             step, call=call, name=name, kernels=launches, tensor=(), tokens="m"

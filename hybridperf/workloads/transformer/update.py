@@ -23,6 +23,7 @@ from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.passes import PassStep, Steps
 from hybridperf.workloads.transformer.weights import (
     Weights,
+    copies,
     copies_embedding,
     embedding_weights,
     head_weights,
@@ -131,8 +132,8 @@ def summed(config: TransformerConfig, weights: Weights) -> Steps:
         return ()
     whole = does(config.framework, "sums_whole_gradients", canonical_dtype(config.dtype))
     collective = "all_reduce" if whole or not config.layout.zero else "reduce_scatter"
-    steps, replicas = [], config.group("replica")
-    for count, group in shared_out(weights, config):
+    steps = []
+    for (count, group), replicas in zip(shared_out(weights, config), copies(config), strict=False):
         if not count or group.ranks == 1:
             continue
         size = count * config.exchanged_bytes

@@ -11,8 +11,8 @@ Rajbhandari et al. 2020; FSDP, HSDP), the collectives around a part's passes.
              Llama 3 was trained (arXiv 2407.21783, section 3.3.2)
 
 All else for every micro-batch. HSDP shards over some of the data ranks; the rest hold copies,
-whose shards of gradients are all-reduced. Experts are sharded over the ranks that hold the same
-ones.
+whose shards of gradients are all-reduced. Experts that lie apart are sharded over all ranks that
+hold the same ones, so no copies of their shards are left.
 """
 
 from __future__ import annotations
@@ -131,8 +131,7 @@ def shared_out(weights: Weights, config: TransformerConfig) -> tuple[tuple[float
 
 def _scattered(weights: Weights, config: TransformerConfig) -> Steps:
     steps = []
-    replicas = config.group("replica")
-    for count, group in shared_out(weights, config):
+    for (count, group), replicas in zip(shared_out(weights, config), copies(config), strict=False):
         size = count * config.exchanged_bytes
         if count and group.ranks > 1:
             steps.append(group.step("reduce_scatter", size, "zero", "gradients scattered"))
@@ -141,3 +140,8 @@ def _scattered(weights: Weights, config: TransformerConfig) -> Steps:
             summed = replicas.step("all_reduce", shard_bytes, "zero", "shards of gradients summed")
             steps.append(summed)
     return tuple(steps)
+
+
+def copies(config: TransformerConfig) -> tuple[Span, Span]:
+    """Ranks that hold copies of a shard: of what `shared_out` names first, and of experts apart."""
+    return config.group("replica"), Span(1, 1)
