@@ -245,11 +245,10 @@ def variant(framework: str, said: str) -> str:
     return str(next((name for word, name in known.items() if word in words), framework))
 
 
-def released(framework: str, said: str) -> str:
-    """The variant of a framework that the release in a row's words is of, else the framework."""
-    release, since = _RELEASE.search(said), aliases()["release"].get(framework, {})
-    known = [name for first, name in since.items() if release and first <= release[0]]
-    return known[-1] if known else framework
+def release_of(said: str) -> str:
+    """The release (year and month) that a row's words name, else ""."""
+    found = _RELEASE.search(said)
+    return found[0] if found else ""
 
 
 def _entry(table: str, text: str) -> dict[str, Any] | None:

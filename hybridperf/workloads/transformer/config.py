@@ -24,64 +24,77 @@ from hybridperf.workloads.transformer.shape import TransformerShape, layers_by_k
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 
 
+# in place of a field's value: what `frameworks.toml` says of its framework, found when it is made
+_AS_FRAMEWORK: Any = None
+
+
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """A Transformer's training step: the model, its layout, and how a framework runs it."""
+    """A Transformer's training step: the model, its layout, and how a framework runs it.
+
+    What is not given is as its framework has it (`framework.defaults`), and `assumed` says which
+    fields those are; a framework that is not given is the one that is assumed everywhere.
+    """
 
     shape: TransformerShape  # the model's sizes, from `hp.load_shape`
     layout: Layout = dataclasses.field(default_factory=Layout)  # default: one rank
-    dtype: str = "bf16"  # of activations and of the weights that layers read
+    # of activations and of the weights that layers read; of a framework that multiplies in 8 bits
+    # where a device can, and of devices without bf16: `run_by`
+    dtype: str = _AS_FRAMEWORK
     # scheme in which layers multiply ("fp8", "fp8_block", "nvfp4"); empty: in `dtype`
     quant: str = ""
     gpus_per_node: int = 8
-    attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
+    # one kernel, or scores written to memory
+    attention: Literal["fused", "unfused"] = _AS_FRAMEWORK
     # version of fused attention, FlashAttention 1 or 2; empty: as attention was measured
-    attention_kernel: Literal["", "flash1", "flash2", "sdpa"] = ""
+    attention_kernel: Literal["", "flash1", "flash2", "sdpa"] = _AS_FRAMEWORK
     # tokens are sent to each of their experts, or once to each node that holds any of them
-    expert_messages: Literal["copies", "nodes"] = "copies"
+    expert_messages: Literal["copies", "nodes"] = _AS_FRAMEWORK
     # keys and values of context parallelism travel block by block, or all at once
-    context_messages: Literal["gather", "ring"] = "gather"
+    context_messages: Literal["gather", "ring"] = _AS_FRAMEWORK
     # how evenly a router fills the experts: balanced, or power_law_A (`ops/moe.py`)
     routing: str = BALANCED
-    grouped_experts: bool = False  # one kernel for all experts of a rank, not one for each
-    framework: str = ""  # whose kernels are launched; "": assumed. Its other habits: `run_by`
-    framework_assumed: bool = False  # nobody named it
+    grouped_experts: bool = _AS_FRAMEWORK  # one kernel for all experts of a rank, not one for each
+    framework: str = ""  # whose kernels are launched and whose habits count; "": assumed
     # rank of adapters beside attention's products, which alone are trained (LoRA, Hu et al., arXiv
     # 2106.09685); 0: all weights are trained
     adapters: int = 0
-    dropout: bool = False
-    fused_loss: bool = False  # one kernel per direction, not one per operation
+    dropout: bool = _AS_FRAMEWORK
+    fused_loss: bool = _AS_FRAMEWORK  # one kernel per direction, not one per operation
     # the vocabulary is padded to a multiple of tp times this
-    vocab_multiple: int = 128
-    optimizer: Literal["adam", "lamb", "sgd"] = "adam"
-    # bytes of one gradient between ranks and in the buffer; None: as `dtype`
-    gradient_bytes: float | None = None
-    bucket_bytes: float = 25e6  # bytes of gradients that are reduced together
+    vocab_multiple: int = _AS_FRAMEWORK
+    optimizer: Literal["adam", "lamb", "sgd"] = _AS_FRAMEWORK
+    # bytes of one gradient between ranks and in the buffer; a framework without a habit: as `dtype`
+    gradient_bytes: float = _AS_FRAMEWORK
+    bucket_bytes: float = _AS_FRAMEWORK  # bytes of gradients that are reduced together
     # gradients are reduced during the last micro-batch's backward pass
-    overlap_gradients: bool = True
+    overlap_gradients: bool = _AS_FRAMEWORK
     # ZeRO-3's weights are gathered during the layer before, its gradients scattered behind
-    overlap_shards: bool = True
+    overlap_shards: bool = _AS_FRAMEWORK
     # weights that were updated in shards are gathered during the next step's first forward pass
-    overlap_weights: bool = False
+    overlap_weights: bool = _AS_FRAMEWORK
     # weights of products in 8 bits travel so: Megatron's switch of that name
-    fp8_param_gather: bool = False
-    overlap_sends: bool = False  # a stage computes while its result travels to the next
+    fp8_param_gather: bool = _AS_FRAMEWORK
+    overlap_sends: bool = _AS_FRAMEWORK  # a stage computes while its result travels to the next
     # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
-    scatter_gather: bool = False
+    scatter_gather: bool = _AS_FRAMEWORK
     # what recomputing repeats: Megatron's blocks, or PyTorch's checkpoints of ops (`passes.py`)
-    checkpoints: Literal["blocks", "ops"] = "blocks"
-    stage_split: Literal["even", "cost"] = "even"  # "cost" weighs the LM head as layers
+    checkpoints: Literal["blocks", "ops"] = _AS_FRAMEWORK
+    # "cost" weighs the LM head as layers
+    stage_split: Literal["even", "cost"] = _AS_FRAMEWORK
 
     def __post_init__(self) -> None:
-        if isinstance(self.shape, str):
-            hint = f"hp.load_shape({self.shape!r}) gives that of a published model"
+        if not isinstance(self.shape, TransformerShape):
+            hint = ""
+            if isinstance(self.shape, str):
+                hint = f"hp.load_shape({self.shape!r}) gives that of a published model"
             fields.check_kind("shape", self.shape, TransformerShape, hint)
-        if not self.framework:
-            object.__setattr__(self, "framework", frameworks.ASSUMED)
-            object.__setattr__(self, "framework_assumed", True)
-        fields.check_fields(self)
+        fields.check_kind("layout", self.layout, Layout)
         self.layout.check_numbers()
-        fields.check_word("framework", self.framework, frameworks.framework_names())
+        if self.framework:
+            fields.check_word("framework", self.framework, frameworks.framework_names())
+        self._settle()
+        fields.check_fields(self)
         if canonical_dtype(self.dtype) not in _DTYPES:
             raise InputError(
                 f"dtype is that of activations, one of {', '.join(_DTYPES)}, got {self.dtype};"
@@ -92,18 +105,30 @@ class TransformerConfig:
         if self.adapters and self.shape.latent is not None:
             raise InputError(f"adapters of latent attention are not modelled ({self.shape.name})")
         fields.check_number("bucket_bytes", self.bucket_bytes, infinite=True)
-        if self.gradient_bytes is not None:
-            fields.check_number("gradient_bytes", self.gradient_bytes)
+        fields.check_number("gradient_bytes", self.gradient_bytes)
+
+    def _settle(self) -> None:
+        """Give each field that has no value its framework's."""
+        open_fields = [name for name in _SETTLED if getattr(self, name) is _AS_FRAMEWORK]
+        if not self.framework:
+            open_fields.append("framework")
+        if open_fields:
+            x = self.layout
+            alike = Layout(tp=min(x.tp, 2), cp=min(x.cp, 2), schedule=x.schedule)  # what matters
+            found = _defaults(self.framework, self.dtype, self.quant, self.shape, alike)
+            for name in open_fields:
+                object.__setattr__(self, name, found[name])
+        object.__setattr__(self, "assumed", frozenset(open_fields))
 
     @staticmethod
     def run_by(
         framework: str, shape: TransformerShape, layout: Layout | None = None, *,
         device: DeviceSpec | None = None, **own: Any,
     ) -> TransformerConfig:  # fmt: skip
-        """The step as a framework runs it: kernels, precision, attention, gradients, overlap.
+        """The step as a framework runs it on a device, which decides the precision.
 
         Args:
-            framework: name of the framework, such as "megatron_core".
+            framework: name of the framework, such as "nanotron".
             shape: the model.
             layout: how the step is spread over ranks; None: one rank.
             device: whose number formats its precision is of; None: bf16.
@@ -112,18 +137,19 @@ class TransformerConfig:
         Raises:
             InputError: when the framework is unknown or a field is not valid.
         """
-        layout = layout or Layout()
         fields.check_word("framework", framework, tuple(frameworks.framework_habits()))
         said = own.get("dtype"), own.get("quant", "")
-        settled = frameworks.settled(framework, device, *said)
-        usual = frameworks.config_habits(settled, layout.tp, shape.dim)
-        return TransformerConfig(shape, layout, **{**config_fields(usual), **own})
+        found = frameworks.defaults(framework, device=device, dtype=said[0], quant=said[1])
+        precision = {"dtype": found["dtype"], "quant": found["quant"]}
+        return TransformerConfig(
+            shape, layout or Layout(), framework=framework, **(precision | own)
+        )
 
     def replace(self, **changes: Any) -> TransformerConfig:
-        """The same step with other settings."""
-        if changes.get("framework"):
-            changes.setdefault("framework_assumed", False)
-        return dataclasses.replace(self, **changes)
+        """The same step with other settings; what was assumed is settled anew."""
+        names = (field.name for field in dataclasses.fields(self))
+        said = {name: getattr(self, name) for name in names if name not in self.assumed}
+        return TransformerConfig(**(said | changes))
 
     def with_layout(self, layout: Layout, gpus_per_node: int) -> TransformerConfig:
         """The same step with a layout that was checked: ten times as quick as `replace`."""
@@ -175,7 +201,7 @@ class TransformerConfig:
     @property
     def reduced_bytes(self) -> float:
         """Of one gradient as ranks exchange it."""
-        return self.element_bytes if self.gradient_bytes is None else float(self.gradient_bytes)
+        return float(self.gradient_bytes)
 
     @property
     def gathered_bytes(self) -> float:
@@ -327,3 +353,16 @@ def config_fields(habits: Mapping[str, Any]) -> dict[str, Any]:
     """Those habits of a framework that are fields of a config."""
     names = {field.name for field in dataclasses.fields(TransformerConfig)}
     return {name: value for name, value in habits.items() if name in names}
+
+
+# fields that a framework's habits settle
+_SETTLED = tuple(
+    field.name for field in dataclasses.fields(TransformerConfig) if field.default is _AS_FRAMEWORK
+)
+
+
+@functools.lru_cache(4096)
+def _defaults(
+    framework: str, dtype: str | None, quant: str, shape: TransformerShape, layout: Layout
+) -> Mapping[str, Any]:
+    return frameworks.defaults(framework, dtype=dtype, quant=quant, shape=shape, layout=layout)

@@ -193,7 +193,7 @@ class _Build:
             flops=self.streams.flops, notes=(*self.notes, _launch_note(self.streams.host)),
             in_step=InStep(
                 self.streams.places, c.framework, cell, probes(c), slowest_of(c.layout.ranks),
-                assumed=c.framework_assumed, stall_chance=waits.stall_chance(c),
+                stall_chance=waits.stall_chance(c),
                 stalls=waits.stalls(c), formats=(c.dtype, scheme_dtype(c.dtype, c.quant)),
                 least_flops=c.least_flops,
             ),

@@ -1,0 +1,141 @@
+"""A training step as a row that says everything: each column of `steps` with the value that counts,
+whether it was given or assumed.
+
+What a row leaves open is assumed (`rows.py`); `assumed` says what, in columns: a table that is
+filled with them is predicted alike. A layout of a plan and a launch file become rows here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hybridperf.hardware import canonical_dtype
+from hybridperf.ops.attention_kernels import SHARES
+from hybridperf.training.steps.record import is_open
+from hybridperf.training.steps.rows import Question, resolve
+from hybridperf.workloads.transformer import Layout, TransformerShape
+from hybridperf.workloads.transformer.config import TransformerConfig
+
+_DEGREES = ("tp", "pp", "dp", "cp", "ep", "vp")
+# words of rows for a scheme in which layers multiply; "" is their number format
+_PRECISIONS = {"fp8": "fp8", "fp8_block": "mxfp8", "nvfp4": "nvfp4"}
+_HABITS = (
+    "optimizer", "expert_messages", "context_messages", "routing", "checkpoints",
+    "overlap_gradients", "overlap_weights", "overlap_shards", "overlap_sends", "dropout",
+    "fused_loss", "grouped_experts", "fp8_param_gather",
+)  # fmt: skip
+# of a model without a name; those of one that is published are not assumed
+_SIZES = ("family", "ffn", "kv_heads", "head_dim")
+
+
+def precision_word(dtype: str, quant: str) -> str:
+    """A precision as rows of steps call it."""
+    return _PRECISIONS.get(quant, canonical_dtype(dtype))
+
+
+def layout_columns(layout: Layout) -> dict[str, Any]:
+    """A layout in columns of `steps`, all of them."""
+    x = layout
+    return {
+        "n_gpus": x.ranks, **{name: getattr(x, name) for name in _DEGREES},
+        "expert_tp": x.expert_tp or x.tp, "seq_parallel": _yes(x.sequence_parallel),
+        "micro_batch": x.micro_batch, "grad_accum": x.accumulation,
+        "global_batch": x.global_batch, "sharding": f"zero{x.zero}" if x.zero else "none",
+        "shard_ranks": x.shard_ranks or x.data_ranks, "recompute": x.recompute,
+        "schedule": x.schedule, "order": " ".join(x.order),
+    }  # fmt: skip
+
+
+def habit_columns(config: TransformerConfig) -> dict[str, Any]:
+    """How a framework runs a step, in columns of `steps`, all of them."""
+    kernel = config.attention_kernel if config.attention_kernel in SHARES else ""
+    fused = config.attention == "fused"
+    habits = {name: getattr(config, name) for name in _HABITS}
+    return {
+        "precision": precision_word(config.dtype, config.quant), "framework": config.framework,
+        "attention": (fused and kernel) or config.attention,
+        **{name: _yes(one) if isinstance(one, bool) else one for name, one in habits.items()},
+        "gradient_bytes": int(config.gradient_bytes), "adapters": config.adapters,
+    }  # fmt: skip
+
+
+def shape_columns(shape: TransformerShape) -> dict[str, Any]:
+    """Sizes of a model that follow from others where nobody gives them, in columns of `steps`."""
+    found = {name: getattr(shape, name) for name in _SIZES}
+    return found | {"kv_heads": shape.key_heads, "head_dim": shape.dim}
+
+
+def full_row(question: Question) -> dict[str, Any]:
+    """What a question asks, in columns of `steps`, but for the model and its accelerator."""
+    config, machine = question.config, question.machine
+    assert config is not None
+    assert machine is not None
+    release = {"release": question.release} if question.release else {}
+    return {
+        "seq": config.shape.seq, "system": machine.system.id,
+        "gpus_per_node": question.whole_node, **layout_columns(config.layout),
+        **habit_columns(config), **release,
+    }  # fmt: skip
+
+
+def assumed(
+    rows: pd.DataFrame | Mapping[str, Any], device: str | None = None, system: str | None = None
+) -> pd.DataFrame:
+    """What `steps` assumes of rows of training steps where they say nothing, in its columns.
+
+    `rows.fillna(assumed(rows))`, with the columns that it lacks, is predicted alike.
+
+    Args:
+        rows: a table of R rows, or one of them, in the columns of `hybridperf steps --help`.
+        device: accelerator in place of the rows' own.
+        system: in place of the rows' own.
+
+    Returns:
+        A table of R rows with the index of `rows`: a column for each that is read and that any row
+        leaves open, empty where a row says it itself and where it cannot be predicted.
+
+    Raises:
+        InputError: for a device or system that nobody knows, and a table without a model.
+    """
+    frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame([dict(rows)])
+    found = [
+        {} if row.config is None else left_open(given, row.question)
+        for given, row in zip(frame.to_dict("records"), resolve(frame, device, system), strict=True)
+    ]
+    return pd.DataFrame(found, index=frame.index, dtype=object)
+
+
+def assumed_words(frame: pd.DataFrame, device: str | None, system: str | None) -> list[str]:
+    """The same for each row [R] as words that `hybridperf steps` takes: `tp=1 sharding=zero1`."""
+    return [
+        " ".join(
+            f'{name}="{one}"' if " " in str(one) else f"{name}={one}"
+            for name, one in row.items()
+            if one is not None and one is not np.nan
+        )
+        for row in assumed(frame, device, system).to_dict("records")
+    ]
+
+
+def left_open(given: Mapping[str, Any], question: Question) -> dict[str, Any]:
+    """Columns that a row leaves open, and what counts there."""
+
+    def says(name: str) -> bool:
+        value = given.get(name)
+        return not (value is None or value is pd.NA or value != value or is_open(str(value)))
+
+    every = full_row(question)
+    assert question.config is not None
+    if not says("model"):
+        every |= shape_columns(question.config.shape)
+    if question.foreign:  # the row names one that is not known
+        del every["framework"]
+    return {name: value for name, value in every.items() if not says(name)}
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"
