@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybridperf.io import InputError
-from hybridperf.training.steps.full_row import layout_columns
+from hybridperf.training.steps.full_row import layout_columns, size_columns
 from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.layout import ORDER
@@ -33,7 +33,6 @@ from hybridperf.workloads.transformer.layout import ORDER
 Facts = dict[str, Any]
 
 RANK_ORDERS = ("tp cp dp pp", "tp cp pp dp")
-_SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "kv_heads", "head_dim", "experts", "topk")
 # facts of which none is 0 where a file gives it; batches over all may be -1, as the others say
 COUNTS = frozenset({
     "hidden", "heads", "layers", "vocab", "kv_heads", "key_groups", "head_dim", "seq", "mlp_ffn",
@@ -65,9 +64,8 @@ class LaunchedStep:
     def row(self) -> dict[str, Any]:
         """The row of `steps` that asks for this step."""
         s, x = self.shape, self.layout
-        own = {name: getattr(s, name) or None for name in _SIZES} | {"family": s.family}
         return {
-            **({"model": self.model} if self.model else own),
+            **({"model": self.model} if self.model else size_columns(s)),
             "seq": s.seq, "gpu": self.gpu or None, "system": self.system or None,
             "gpus_per_node": self.gpus_per_node, **layout_columns(x),
             "precision": self.precision, "framework": self.framework,

@@ -47,6 +47,7 @@ from hybridperf.training.plans.setup import TrainingSetup, training_setup
 from hybridperf.training.plans.space import laid_out
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.features import experts_note, unmeasured_of
+from hybridperf.training.steps.full_row import full_row, model_columns
 from hybridperf.training.steps.record import without_collector
 from hybridperf.workloads.transformer import TransformerShape
 
@@ -72,6 +73,19 @@ class Plan(RankedLayouts):
         """
         ranks = np.array(self.distinct(whole_numbers("top", count)[0]))
         return with_intervals(self, self.ranked[ranks], table.at_ranks(self, ranks))
+
+    def as_steps(self, count: int = 10) -> pd.DataFrame:
+        """The best layouts that differ, as `top`, each as a row that `hybridperf steps` takes: the
+        model, the cluster, the layout, and all that was assumed of them, in its columns.
+        """
+        ranks = self.distinct(whole_numbers("count", count)[0])
+        rows = []
+        for choice in map(self.choice, ranks):
+            setup, config = self.cases[choice.case].setup, self.config(choice)
+            node = min(setup.machine.whole or setup.gpus_per_node, config.layout.ranks)
+            said = full_row(config, setup.machine.system.id, node, setup.release)
+            rows.append(model_columns(setup.shape) | {"gpu": setup.device.id} | said)
+        return pd.DataFrame(rows, index=ranks, dtype=object)
 
     def front(self, one: str = "time", other: str = "memory") -> pd.DataFrame:
         """Layouts on the Pareto front of two of "time", "memory", "energy" and "cost", as `top`."""

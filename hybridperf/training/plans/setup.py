@@ -22,7 +22,7 @@ from hybridperf.training.plans.space import PLANNED_SCHEDULES, PartialLayouts, p
 from hybridperf.training.steps.batch import PriceCache, shared_price_cache
 from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
-from hybridperf.training.steps.names import Machine, aliases, machine
+from hybridperf.training.steps.names import Machine, machine
 from hybridperf.workloads.memory import MemoryKnobs
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
@@ -83,30 +83,24 @@ class TrainingSetup:
 
     def for_gpus(self, gpus: int) -> TrainingSetup:
         """The setup for so many devices: of racks as few as hold them, with whole trays each."""
-        old, tray = self.machine.system, self.machine.whole
-        most = aliases()["rack"].get(old.id, 0)
-        if not self.machine.switched or not tray or (gpus < most and gpus % tray):
+        taken = self.machine.for_gpus(gpus)
+        if taken is self.machine:
             return self
-        counts = range(-(-gpus // most), gpus // tray + 1)
-        racks = next((n for n in counts if gpus % n == 0 and gpus // n % tray == 0), 0)
-        each = gpus // racks if racks else self.gpus_per_node
-        grown = each / old.accelerators_per_node
-        fabric = old.model_copy(update={
-            "accelerators_per_node": each, "node_bytes_per_s": old.node_bytes_per_s * grown,
-            "nics_per_node": round(old.nics_per_node * grown),
-        })  # fmt: skip
-        taken = dataclasses.replace(self.machine, system=fabric, gpus_per_node=each)
         prices = self.prices
-        if each != self.gpus_per_node:
-            links = dataclasses.replace(prices.links, system=fabric)
+        if taken.gpus_per_node != self.gpus_per_node:
+            links = dataclasses.replace(prices.links, system=taken.system)
             prices = Prices(prices.model.with_collectives(links))
-        note = f"{each} GPUs of a rack count as a node: one switch joins them"
+        note = taken.notes[-1]
         return dataclasses.replace(self, machine=taken, prices=prices, notes=(*self.notes, note))
 
     def partial(
         self, gpus: int, batch: int, only: Mapping[str, Sequence[Any]] | None
     ) -> PartialLayouts:
-        """Its partial layouts on so many devices, as `partial_layouts`."""
+        """Its partial layouts on so many devices, as `partial_layouts`: where a framework's
+        attention is unfused, which is not modelled in parts of sequences, with whole ones.
+        """
+        if self.template.attention == "unfused":
+            only = {**(only or {}), "cp": [one for one in (only or {}).get("cp", [1]) if one == 1]}
         return partial_layouts(
             self.shape, gpus, self.gpus_per_node, batch, only, self.strict, self.schedules
         )

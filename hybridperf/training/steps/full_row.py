@@ -19,6 +19,7 @@ from hybridperf.training.steps.record import is_open
 from hybridperf.training.steps.rows import Question, resolve
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig
+from hybridperf.workloads.transformer.zoo import published_as
 
 _DEGREES = ("tp", "pp", "dp", "cp", "ep", "vp")
 # words of rows for a scheme in which layers multiply; "" is their number format
@@ -28,8 +29,19 @@ _HABITS = (
     "overlap_gradients", "overlap_weights", "overlap_shards", "overlap_sends", "dropout",
     "fused_loss", "grouped_experts", "fp8_param_gather",
 )  # fmt: skip
-# of a model without a name; those of one that is published are not assumed
-_SIZES = ("family", "ffn", "kv_heads", "head_dim")
+# follow from others in a model without a name; those of one that is published are not assumed
+_FOLLOWING = ("family", "ffn", "kv_heads", "head_dim")
+_MODEL = (
+    "hidden",
+    "heads",
+    "layers",
+    "vocab",
+    "experts",
+    "topk",
+    "decoder_layers",
+    "image",
+    "patch",
+)
 
 
 def precision_word(dtype: str, quant: str) -> str:
@@ -63,22 +75,33 @@ def habit_columns(config: TransformerConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def shape_columns(shape: TransformerShape) -> dict[str, Any]:
-    """Sizes of a model that follow from others where nobody gives them, in columns of `steps`."""
-    found = {name: getattr(shape, name) for name in _SIZES}
+def size_columns(shape: TransformerShape) -> dict[str, Any]:
+    """Sizes of a model in columns of `steps`, None where it has none."""
+    found = {name: getattr(shape, name) or None for name in (*_MODEL, *_FOLLOWING)}
     return found | {"kv_heads": shape.key_heads, "head_dim": shape.dim}
 
 
-def full_row(question: Question) -> dict[str, Any]:
-    """What a question asks, in columns of `steps`, but for the model and its accelerator."""
-    config, machine = question.config, question.machine
-    assert config is not None
-    assert machine is not None
-    release = {"release": question.release} if question.release else {}
+def model_columns(shape: TransformerShape) -> dict[str, Any]:
+    """A model in columns of `steps`: the name of a published one, else its sizes."""
+    name = published_as(shape)
+    return {"model": name} if name else size_columns(shape)
+
+
+def full_row(
+    config: TransformerConfig, system: str, gpus_per_node: int, release: str = ""
+) -> dict[str, Any]:
+    """A step in columns of `steps`, all but the model and its accelerator.
+
+    Args:
+        config: the step.
+        system: name of the nodes and links.
+        gpus_per_node: of a node that runs take whole.
+        release: of the framework; "": none is told apart.
+    """
+    dated = {"release": release} if release else {}
     return {
-        "seq": config.shape.seq, "system": machine.system.id,
-        "gpus_per_node": question.whole_node, **layout_columns(config.layout),
-        **habit_columns(config), **release,
+        "seq": config.shape.seq, "system": system, "gpus_per_node": gpus_per_node,
+        **layout_columns(config.layout), **habit_columns(config), **dated,
     }  # fmt: skip
 
 
@@ -128,10 +151,13 @@ def left_open(given: Mapping[str, Any], question: Question) -> dict[str, Any]:
         value = given.get(name)
         return not (value is None or value is pd.NA or value != value or is_open(str(value)))
 
-    every = full_row(question)
     assert question.config is not None
+    assert question.machine is not None
+    system = question.machine.system.id
+    every = full_row(question.config, system, question.whole_node, question.release)
     if not says("model"):
-        every |= shape_columns(question.config.shape)
+        sizes = size_columns(question.config.shape)
+        every |= {name: sizes[name] for name in _FOLLOWING}
     if question.foreign:  # the row names one that is not known
         del every["framework"]
     return {name: value for name, value in every.items() if not says(name)}

@@ -131,7 +131,7 @@ def as_given(frame: pd.DataFrame) -> pd.DataFrame:
     """A table before predictions were added: without them, its own columns under their names."""
     if not set(frame) >= _OURS:
         return frame
-    before = frame.drop(columns=[name for name in COLUMNS if name in frame])
+    before = frame.drop(columns=[name for name in (*COLUMNS, "assumed") if name in frame])
     given = {f"given_{name}": name for name in COLUMNS if f"given_{name}" in frame}
     return before.rename(columns=given)
 

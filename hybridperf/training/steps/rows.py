@@ -331,6 +331,15 @@ class _Words:
         assert self.shape is not None
         return self.shape
 
+    def machine_of(self, gpus: int) -> Machine:
+        """The machine of so many GPUs: those that fill no racks as they are usually taken, in as
+        few as hold them.
+        """
+        assert self.machine is not None
+        per_node = self.machine.gpus_per_node
+        broken = self.machine.switched and gpus > per_node and gpus % per_node
+        return self.machine.for_gpus(gpus) if broken else self.machine
+
     def refused(self, error: Exception) -> Question:
         """The question of a record that is wrong."""
         return Question(None, self.machine, self.source, self.framework, refused=str(error))
@@ -351,7 +360,7 @@ class _Words:
         row.notes += self.notes
         degrees = row_degrees(row)
         gpus = math.prod(degrees)
-        per_node, whole = self.nodes.of_gpus(gpus, degrees[0])
+        per_node, whole = self.nodes.of_gpus(self.machine_of(gpus), gpus, degrees[0])
         row.notes += self.nodes.notes(whole)
         layout = row_layout(row, degrees, self.habits, per_node, self.model)
         layout.check_numbers()
@@ -361,10 +370,10 @@ class _Words:
 
     def question(self, row: Record, layout: Layout, broken: Sequence[Rule]) -> Question:
         """The question of a record with a layout that breaks some rules."""
-        assert self.machine is not None
         assert self.nodes is not None
+        machine = self.machine_of(layout.ranks)
         strict = not self.habits.get("ragged_heads", False)
-        per_node, whole = self.nodes.of_gpus(layout.ranks, layout.tp)
+        per_node, whole = self.nodes.of_gpus(machine, layout.ranks, layout.tp)
         if broken:
             row.notes += remarks(broken, self.model, layout.columns, strict)
         row.notes += layout.across_nodes(min(per_node, layout.ranks))
@@ -373,9 +382,9 @@ class _Words:
             self.configs[apart] = self._config(row, layout)
         config, assumed = self.configs[apart]
         config = _with_layout(config, layout, min(per_node, layout.ranks))
-        notes = (*self.machine.notes, *row.notes, *assumed, *config.remarks, *_unseen(config))
+        notes = (*machine.notes, *row.notes, *assumed, *config.remarks, *_unseen(config))
         return Question(
-            config, self.machine, self.source, self.framework, notes, release=self.release,
+            config, machine, self.source, self.framework, notes, release=self.release,
             foreign=self.foreign, whole_node=whole, global_batch=row.count("global_batch"),
             recompute_open="recompute" in row.assumed,
         )  # fmt: skip
@@ -429,7 +438,6 @@ def _switches(row: Record) -> dict[str, Any]:
 class _Nodes:
     """The nodes of a record's machine."""
 
-    counted: int  # GPUs that count as a node
     whole: int  # GPUs of a node that runs take whole
     assumed: bool = False  # the row does not say the latter
     racks: bool = False  # a switch joins several nodes, which count as one
@@ -443,26 +451,23 @@ class _Nodes:
                     f"gpus_per_node {found.whole} of the system that was given, in place of the"
                     f" row's {given}"
                 )
-            return _Nodes(found.gpus_per_node, found.whole)
-        whole = given or found.whole
-        return _Nodes(
-            found.gpus_per_node if found.switched else whole, whole, given is None, found.switched
-        )
+            return _Nodes(found.whole, False, found.switched)
+        return _Nodes(given or found.whole, given is None, found.switched)
 
-    def of_gpus(self, gpus: int, tp: int) -> tuple[int, int]:
+    def of_gpus(self, machine: Machine, gpus: int, tp: int) -> tuple[int, int]:
         """(GPUs that count as a node, GPUs of one that runs take whole) of so many: where nodes are
         assumed and would be broken, the largest that are not, if any of those that hold groups of
-        `tp`.
+        `tp`; `machine`: as it is for so many.
         """
         whole = self.whole
         if self.assumed and gpus > whole and gpus % whole:
             fitting = [n for n in range(1, whole) if gpus % n == 0]
             whole = max([n for n in fitting if n % tp == 0] or fitting)
-        return self.counted if self.racks else whole, whole
+        return machine.gpus_per_node if self.racks else whole, whole
 
     def notes(self, whole: int) -> Sequence[str]:
         """What is assumed where runs take nodes of so many GPUs whole."""
-        why = f": they fill none of {self.whole}" if whole != self.whole else ""
+        why = f": no whole nodes of {self.whole}" if whole != self.whole else ""
         return [f"gpus_per_node {whole} assumed{why}"] if self.assumed and not self.racks else []
 
 
