@@ -42,15 +42,9 @@ def planned(cache, model, layers, system, framework, gpus, only, quant=""):
     shape = dataclasses.replace(hp.load_shape(model), layers=layers, seq=2048)
     most = {"micro_batch": [1], "schedule": ["1f1b"], "cp": [1]} | only
     found = plan(
-        shape,
-        system,
-        gpus,
-        batch=4 * gpus,
-        framework=framework,
-        only=most,
-        cache=cache,
+        shape, system, gpus, batch=4 * gpus, framework=framework, only=most, cache=cache,
         quant=quant,
-    )
+    )  # fmt: skip
     choice = found.choice(0)
     low, high = step_intervals(found, np.array([[choice.case, choice.at]]))
     return found, choice, (low[0], high[0])
@@ -114,7 +108,7 @@ def test_rows_that_were_learned_from_narrow_graph_and_table_alike(cache) -> None
 
 def test_naming_the_framework_that_is_assumed_changes_nothing_by_graph_either() -> None:
     """All its habits, seconds and interval; another one takes its own along."""
-    shape, layout = hp.load_shape("llama3.2-1b"), hp.Layout(tp=2, dp=4, zero=1)
+    shape, layout = hp.load_shape("llama3.2-1b"), hp.Layout(accumulation=2)
     config = hp.TransformerConfig(shape, layout)
     named = hp.TransformerConfig(shape, layout, framework="megatron_core")
     assert config == named == hp.TransformerConfig.run_by("megatron_core", shape, layout)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import hybridperf as hp
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.full_row import assumed
 from hybridperf.training.steps.predict import predict_steps
@@ -56,6 +57,10 @@ LEFT_OPEN = {
     "micro_batch": (1, 2, 3, 4),
 }  # fmt: skip
 TRIES = 20
+LAYOUT = (
+    "n_gpus", "tp", "pp", "dp", "cp", "ep", "vp", "expert_tp", "seq_parallel", "order",
+    "micro_batch", "grad_accum", "sharding", "shard_ranks", "recompute", "schedule",
+)  # fmt: skip
 PREDICTED = ("predicted_s", "low_s", "high_s", "memory_bytes", "tokens_per_s", "mfu")
 
 
@@ -202,3 +207,38 @@ def test_the_framework_and_its_release_are_assumed_as_if_named(cache):
     assert "release 26.04 assumed" in open_["note"]
     assert "release 26.04 assumed" in named["note"]
     assert "release 26" not in newer["note"]
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "gpus", "framework"),
+    [
+        ("llama2-7b", "aic_h100_sxm", 16, ""), ("gpt3-13b", "aic_a100_sxm", 32, "megatron"),
+        ("mixtral-8x7b", "aic_b200_sxm", 16, "megatron_core_26_06"),
+        ("qwen3-30b-a3b", "aic_gb200", 144, "megatron_core"),
+        ("llama3-8b", "8x_mi300x", 8, "nanotron"), ("gpt2-xl", "deepbench_nv_v100", 8, ""),
+        ("t5-11b", "aic_h100_sxm", 8, "torchtitan"),
+    ],
+)  # fmt: skip
+def test_a_layout_of_a_plan_is_predicted_alike_as_a_row(cache, model, system, gpus, framework):
+    """With all that was assumed of it, and without what `steps` assumes alike."""
+    found = hp.plan(
+        model, system, gpus, batch=4 * gpus, framework=framework, memory_bytes=1e13, limit=500,
+        cache=cache,
+    )  # fmt: skip
+    rows, top = found.as_steps(5), found.top(5)
+    assert rows.index.equals(top.index)
+    few = rows[["model", "gpu", "system", *LAYOUT, *(["framework"] if framework else [])]]
+    for asked in (rows, few):
+        steps = predict_steps(asked.reset_index(drop=True), cache=cache).frame
+        for ours, theirs in (("predicted_s", "time_s"), ("low_s", "low_s"), ("high_s", "high_s")):
+            np.testing.assert_allclose(steps[ours], top[theirs], rtol=1e-9)
+
+
+@pytest.mark.parametrize("framework", ["", "megatron_core", "nanotron", "gpt_neox", "torchtitan"])
+def test_a_config_has_the_habits_of_rows(framework):
+    """Of a row whose framework is assumed, and of one that is named."""
+    way = {"framework": framework} if framework else {}
+    row = ROW | way | {"tp": 2, "pp": 4, "vp": 1, "schedule": "1f1b", "grad_accum": 8}
+    (asked,) = resolve(pd.DataFrame([row]))
+    config = hp.TransformerConfig(hp.load_shape("llama2-7b"), asked.config.layout, **way)
+    assert config == asked.config
