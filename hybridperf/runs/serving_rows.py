@@ -359,6 +359,8 @@ def _schemes(
         usual_kv = usual_kv if experts_in else kept.get("kv_dense", usual_kv)
     kv_dtype = str(values.get("kv_dtype", usual_kv)).lower()
     kv_dtype = canonical_dtype(known_names()["cache"].get(kv_dtype, kv_dtype))
+    if "kv_dtype" not in values:
+        notes.append(f"kv_dtype not given: {kv_dtype} assumed")
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
             "kv_dtype": kv_dtype,
             "distribution": habits.get("distribution", DISTRIBUTION)}  # fmt: skip

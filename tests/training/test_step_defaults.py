@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
+from hybridperf.training.launch_files.target import target_called
+from hybridperf.training.launch_files.write import launched_step
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.full_row import assumed
 from hybridperf.training.steps.predict import predict_steps
@@ -232,6 +234,33 @@ def test_a_layout_of_a_plan_is_predicted_alike_as_a_row(cache, model, system, gp
         steps = predict_steps(asked.reset_index(drop=True), cache=cache).frame
         for ours, theirs in (("predicted_s", "time_s"), ("low_s", "low_s"), ("high_s", "high_s")):
             np.testing.assert_allclose(steps[ours], top[theirs], rtol=1e-9)
+
+
+def test_a_written_plan_says_what_its_layouts_have_in_common(cache, tmp_path):
+    """With its layouts' columns, under their names in `steps`, it is a table of rows."""
+    found = hp.plan("llama2-7b", "aic_h100_sxm", 8, batch=32, limit=20, cache=cache)
+    found.write(tmp_path / "plan.csv")
+    table = pd.read_csv(tmp_path / "plan.csv")
+    table = table[table["time_s"].notna()]
+    called = {"gpus": "n_gpus", "sequence_parallel": "seq_parallel", "accumulation": "grad_accum"}
+    named = table.rename(columns=called).assign(sharding="zero" + table["zero"].astype(str))
+    steps = predict_steps(named, cache=cache).frame
+    np.testing.assert_allclose(steps["predicted_s"], table["time_s"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "megatron", "nemo", "deepspeed"])
+def test_a_launch_file_is_predicted_alike_as_the_layout_it_starts(cache, name, tmp_path):
+    target = target_called(name)
+    found = hp.plan(
+        "llama3-8b", "aic_h100_sxm", 16, batch=64, framework=target.framework, limit=300,
+        cache=cache,
+    )  # fmt: skip
+    steps = (launched_step(found, at, target) for at in range(1, len(found) + 1))
+    at = next(at for at, step in enumerate(steps) if not target.lacks(step.facts))
+    files, _ = hp.write_launch(found, name, at + 1, tmp_path / name)
+    asked = pd.DataFrame([hp.read_launch(files[0]).row])
+    back = predict_steps(asked, cache=cache).frame["predicted_s"]
+    assert back[0] == pytest.approx(found.step_s(found.choice(at)), rel=1e-9)
 
 
 @pytest.mark.parametrize("framework", ["", "megatron_core", "nanotron", "gpt_neox", "torchtitan"])

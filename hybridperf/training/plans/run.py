@@ -47,7 +47,6 @@ from hybridperf.training.plans.setup import TrainingSetup, training_setup
 from hybridperf.training.plans.space import laid_out
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.features import experts_note, unmeasured_of
-from hybridperf.training.steps.full_row import full_row, model_columns
 from hybridperf.training.steps.record import without_collector
 from hybridperf.workloads.transformer import TransformerShape
 
@@ -79,12 +78,8 @@ class Plan(RankedLayouts):
         model, the cluster, the layout, and all that was assumed of them, in its columns.
         """
         ranks = self.distinct(whole_numbers("count", count)[0])
-        rows = []
-        for choice in map(self.choice, ranks):
-            setup, config = self.cases[choice.case].setup, self.config(choice)
-            node = min(setup.machine.whole or setup.gpus_per_node, config.layout.ranks)
-            said = full_row(config, setup.machine.system.id, node, setup.release)
-            rows.append(model_columns(setup.shape) | {"gpu": setup.device.id} | said)
+        chosen = [self.choice(rank) for rank in ranks]
+        rows = [self.cases[one.case].setup.as_row(self.config(one)) for one in chosen]
         return pd.DataFrame(rows, index=ranks, dtype=object)
 
     def front(self, one: str = "time", other: str = "memory") -> pd.DataFrame:
@@ -141,7 +136,7 @@ def plan(
         device: name of the accelerator; None: the system's own.
         framework: framework whose habits and memory are assumed; "": Megatron-Core.
         dtype: number format of activations and weights; None, without `quant`: the precision that
-            a framework that is named takes on this device, else bf16.
+            the framework takes on this device.
         quant: scheme in which layers multiply ("fp8", "fp8_block", "nvfp4"); "": in `dtype`.
         memory_bytes: memory of each device, bytes; None: the datasheet's.
         only: values that fields of a layout may take, `{"tp": [1, 2], "recompute": "none"}`.

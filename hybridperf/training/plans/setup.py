@@ -21,6 +21,7 @@ from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.plans.space import PLANNED_SCHEDULES, PartialLayouts, partial_layouts
 from hybridperf.training.steps.batch import PriceCache, shared_price_cache
 from hybridperf.training.steps.cells import Prices
+from hybridperf.training.steps.full_row import full_row, layout_columns, model_columns
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
 from hybridperf.training.steps.names import Machine, machine
 from hybridperf.workloads.memory import MemoryKnobs
@@ -112,6 +113,20 @@ class TrainingSetup:
         if padded != template.vocab_multiple:
             template = template.replace(vocab_multiple=padded)
         return template.with_layout(layout, min(self.gpus_per_node, layout.ranks))
+
+    def as_row(self, config: TransformerConfig) -> dict[str, Any]:
+        """A step of it in columns of `steps`, all of them."""
+        node = min(self.machine.whole or self.gpus_per_node, config.layout.ranks)
+        said = full_row(config, self.machine.system.id, node, self.release)
+        return model_columns(self.shape) | {"gpu": self.device.id} | said
+
+    @functools.cached_property
+    def shared_columns(self) -> dict[str, Any]:
+        """What all its layouts have in common, in columns of `steps`."""
+        every, own = self.as_row(self.template), layout_columns(self.template.layout)
+        whole = self.machine.whole or self.gpus_per_node
+        shared = {name: one for name, one in every.items() if name not in own and one is not None}
+        return shared | {"gpus_per_node": whole}
 
     @functools.cached_property
     def _vocab_multiples(self) -> tuple[int, int]:

@@ -144,7 +144,7 @@ def assumed_words(frame: pd.DataFrame, device: str | None, system: str | None) -
     ]
 
 
-def left_open(given: Mapping[str, Any], question: Question) -> dict[str, Any]:
+def left_open(given: Mapping[Any, Any], question: Question) -> dict[str, Any]:
     """Columns that a row leaves open, and what counts there."""
 
     def says(name: str) -> bool:

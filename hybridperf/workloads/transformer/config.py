@@ -118,7 +118,12 @@ class TransformerConfig:
             found = _defaults(self.framework, self.dtype, self.quant, self.shape, alike)
             for name in open_fields:
                 object.__setattr__(self, name, found[name])
-        object.__setattr__(self, "assumed", frozenset(open_fields))
+        object.__setattr__(self, "_assumed", frozenset(open_fields))
+
+    @property
+    def assumed(self) -> frozenset[str]:
+        """Names of the fields that nobody gave, and that are as the framework has them."""
+        return frozenset(self.__dict__["_assumed"])
 
     @staticmethod
     def run_by(
