@@ -248,7 +248,7 @@ def test_a_written_plan_says_what_its_layouts_have_in_common(cache, tmp_path):
     np.testing.assert_allclose(steps["predicted_s"], table["time_s"], rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["torchtitan", "megatron", "nemo", "deepspeed"])
+@pytest.mark.parametrize("name", ["torchtitan", "megatron", "nemo"])
 def test_a_launch_file_is_predicted_alike_as_the_layout_it_starts(cache, name, tmp_path):
     target = target_called(name)
     found = hp.plan(

@@ -82,7 +82,8 @@ def _with_shared(table: pa.Table, shared: Mapping[str, Any]) -> pa.Table:
     rows = np.zeros(table.num_rows, np.int32)
     for name, value in reversed(shared.items()):
         words = isinstance(value, str)
-        table = table.add_column(0, name, _coded(rows, [value]) if words else _same(value, rows))
+        column = _coded(rows, [value]) if words else pa.array(_same(value, rows))
+        table = table.add_column(0, name, column)
     return table
 
 

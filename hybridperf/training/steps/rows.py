@@ -34,14 +34,13 @@ from hybridperf.training.steps.record import (
     Refused,
     check_columns,
     is_open,
-    row_degrees,
-    row_layout,
     row_names,
     row_shape,
     unique_records,
     whole_numbers,
     without_collector,
 )
+from hybridperf.training.steps.row_layout import Nodes, row_degrees, row_layout
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.columns import Layouts, Rule, broken_rules, remarks
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
@@ -236,7 +235,7 @@ class _Words:
     # what `defaults` is asked for the framework, and what it answers of any model and layout
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     habits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    nodes: _Nodes | None = None
+    nodes: Nodes | None = None
     notes: tuple[str, ...] = ()
     wrong: Exception | None = None
     # (samples a GPU, what is understood of rows of no more of them), where the source says so
@@ -295,7 +294,7 @@ class _Words:
         if precision := self.habits["precision"]:
             by_source = ", as its source runs" if own.get("precision") == precision else ""
             row.notes.append(f"precision {precision} assumed{by_source}")
-        self.nodes = _Nodes.of(row, self.machine)
+        self.nodes = Nodes.of(row, self.machine)
         if row.yes("offload"):
             raise Refused(
                 "expected offload false, got true: state that moves to host memory is not modelled"
@@ -432,43 +431,6 @@ def _switches(row: Record) -> dict[str, Any]:
         found["adapters"] = 0 if plain(adapters) in ("0", "0_0", "none") else row.count("adapters")
     flags = {name: row.yes(name) for name in _SWITCHED}
     return found | {name: value for name, value in flags.items() if value is not None}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Nodes:
-    """The nodes of a record's machine."""
-
-    whole: int  # GPUs of a node that runs take whole
-    assumed: bool = False  # the row does not say the latter
-    racks: bool = False  # a switch joins several nodes, which count as one
-
-    @staticmethod
-    def of(row: Record, found: Machine) -> _Nodes:
-        given = row.count("gpus_per_node")
-        if found.renoded:
-            if given not in (None, found.whole):
-                row.notes.append(
-                    f"gpus_per_node {found.whole} of the system that was given, in place of the"
-                    f" row's {given}"
-                )
-            return _Nodes(found.whole, False, found.switched)
-        return _Nodes(given or found.whole, given is None, found.switched)
-
-    def of_gpus(self, machine: Machine, gpus: int, tp: int) -> tuple[int, int]:
-        """(GPUs that count as a node, GPUs of one that runs take whole) of so many: where nodes are
-        assumed and would be broken, the largest that are not, if any of those that hold groups of
-        `tp`; `machine`: as it is for so many.
-        """
-        whole = self.whole
-        if self.assumed and gpus > whole and gpus % whole:
-            fitting = [n for n in range(1, whole) if gpus % n == 0]
-            whole = max([n for n in fitting if n % tp == 0] or fitting)
-        return machine.gpus_per_node if self.racks else whole, whole
-
-    def notes(self, whole: int) -> Sequence[str]:
-        """What is assumed where runs take nodes of so many GPUs whole."""
-        why = f": no whole nodes of {self.whole}" if whole != self.whole else ""
-        return [f"gpus_per_node {whole} assumed{why}"] if self.assumed and not self.racks else []
 
 
 @functools.lru_cache(4096)
