@@ -17,7 +17,6 @@ from typing import Any
 from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.model.adapted_steps import Adaptation, Adapted, Group
-from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.plans.space import PLANNED_SCHEDULES, PartialLayouts, partial_layouts
 from hybridperf.training.steps.batch import PriceCache, shared_price_cache
 from hybridperf.training.steps.cells import Prices
@@ -60,7 +59,7 @@ class TrainingSetup:
     @property
     def mfu_format(self) -> str:
         """Number format in which products of layers multiply, whose peak MFU is a share of."""
-        return scheme_dtype(self.template.dtype, self.template.quant)
+        return self.template.product_dtype
 
     @property
     def mfu_flops_per_s(self) -> float:

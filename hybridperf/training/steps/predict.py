@@ -36,7 +36,6 @@ from hybridperf.model import adapted_steps
 from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.model.step_effects import effects_of
 from hybridperf.model.variance import FOREIGN, LIKELY_STALL, beyond_by_stalls, ends
-from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import adaptation
 from hybridperf.training.steps.batch import (
@@ -323,5 +322,5 @@ def _fill_memory(out: dict[str, Any], batch: Batch) -> list[str]:
 
 def _share_of(config: TransformerConfig) -> str:
     """What format's peak MFU is a share of, where that is not the activations'."""
-    found = scheme_dtype(config.dtype, config.quant)
+    found = config.product_dtype
     return "" if found == config.dtype else f"MFU is a share of the {found} peak"

@@ -13,7 +13,7 @@ import numpy as np
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.ops.moe import BALANCED, known_distribution
-from hybridperf.ops.quantise import known_scheme
+from hybridperf.ops.quantise import known_scheme, scheme_dtype
 from hybridperf.workloads.transformer import fields
 from hybridperf.workloads.transformer import framework as frameworks
 from hybridperf.workloads.transformer.groups import Span
@@ -187,6 +187,11 @@ class TransformerConfig:
     @property
     def element_bytes(self) -> float:
         return DTYPE_BYTES[canonical_dtype(self.dtype)]
+
+    @functools.cached_property
+    def product_dtype(self) -> str:
+        """Number format in which products of layers multiply."""
+        return scheme_dtype(self.dtype, self.quant)
 
     @property
     def tokens(self) -> float:
