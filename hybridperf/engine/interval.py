@@ -26,7 +26,7 @@ from hybridperf.model.price import Prices
 from hybridperf.model.step_effects import NAMES
 from hybridperf.model.step_table import in_step_s, unchained
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
-from hybridperf.model.variance import Components, beyond_by_stalls, ends
+from hybridperf.model.variance import FOREIGN, Components, beyond_by_stalls, ends
 
 UNKNOWN_SHARE = 0.05  # of a step's seconds, beyond which its interval is not known
 _STEP = 1e-4  # in logs, of differences
@@ -172,7 +172,8 @@ def step_ends(
     longer, least_s, middle_s = np.zeros(1), 0.0, np.array([time_s])
     if in_step is not None:
         stalled_s = adapted.effects.stall_s * in_step.stalls
-        longer = beyond_by_stalls(in_step.stall_chance, stalled_s, middle_s, deviation)
+        stalls = beyond_by_stalls(in_step.stall_chance, stalled_s, middle_s, deviation)
+        longer = np.hypot(FOREIGN * in_step.foreign, stalls)
         peaks = [peak for one in in_step.formats if (peak := _peak(device, one))]
         least_s = in_step.least_flops / max(peaks) if peaks else 0.0
     low_s, high_s = ends(middle_s, np.array([deviation]), longer, least_s)

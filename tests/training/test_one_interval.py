@@ -67,7 +67,7 @@ def test_a_run_that_may_stall_reaches_as_far_by_graph_and_plan(cache) -> None:
     assert high_s > 2 * found.step_s(choice)
 
 
-@pytest.mark.parametrize("framework", ["framework=megatron_core", "source=mine"])
+@pytest.mark.parametrize("framework", ["framework=megatron_core", "source=mine", "framework=mine"])
 def test_a_row_is_as_sure_as_its_graph(framework) -> None:
     words = ("model=llama2-7b", "gpu=h100_sxm", "system=dgx_h100", "n_gpus=4", "tp=2", "pp=2",
              "micro_batch=1", "global_batch=16", "sharding=none", "precision=bf16",
