@@ -80,7 +80,7 @@ def write_layouts(plan: RankedLayouts, path: str | os.PathLike) -> int:
 def _with_shared(table: pa.Table, shared: Mapping[str, Any]) -> pa.Table:
     """A table with columns of one value each before its own."""
     rows = np.zeros(table.num_rows, np.int32)
-    for name, value in reversed(shared.items()):
+    for name, value in reversed([*shared.items()]):
         words = isinstance(value, str)
         column = _coded(rows, [value]) if words else pa.array(_same(value, rows))
         table = table.add_column(0, name, column)
