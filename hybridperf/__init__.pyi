@@ -71,6 +71,7 @@ from .training.offload.step import offload as offload
 from .training.offload.step import system_tiers as system_tiers
 from .training.plans.run import Plan as Plan
 from .training.plans.run import plan as plan
+from .training.steps.full_row import assumed as assumed
 from .validate.measured_steps import measure as measure
 from .workloads.dlrm import DlrmConfig as DlrmConfig
 from .workloads.dlrm import dlrm as dlrm

@@ -23,6 +23,7 @@ def steps(
     knobs: Path | None = None,
     save_knobs: Path | None = None,
     save: Path | None = None,
+    explain: bool = False,
 ) -> int:
     """Predict each row of a table of training steps: time with interval, tokens/s, MFU, memory,
     what the time is made of, note. A single row can be written as words: model=gpt3-13b tp=8 ...
@@ -43,6 +44,8 @@ def steps(
       memory_bytes, fits            of the fullest GPU; whether it runs (empty: not sure)
       compute_s, exposed_comm_s, bubble_s, host_s    these add up to predicted_s
       note                          why a row is not predicted, what was assumed
+      assumed                       with --explain: every column that is read and left empty, with
+                                    the value that was assumed; in the table, it changes nothing
     """
     import pandas as pd
 
@@ -50,6 +53,7 @@ def steps(
     from hybridperf.hardware import load_host
     from hybridperf.io import read_table
     from hybridperf.model.adapted_steps import Adaptation
+    from hybridperf.training.steps.full_row import assumed_words
     from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
     from hybridperf.training.steps.saved import saved_model
 
@@ -92,7 +96,11 @@ def steps(
         assert measured is not None
         saved = saved_model(save, found.adaptation, measured, device or None, system or None)
         print(f"a model of {saved.device.id} with these efficiencies in {save}")
-    return common.say_predicted(found.frame, out)
+    predicted = found.frame
+    if explain:
+        words = assumed_words(as_given(frame), device or None, system or None)
+        predicted = predicted.assign(assumed=words)
+    return common.say_predicted(predicted, out)
 
 
 def _read(rows: Path) -> "pd.DataFrame":

@@ -26,7 +26,7 @@ from hybridperf.model.price import Prices
 from hybridperf.model.step_effects import NAMES
 from hybridperf.model.step_table import in_step_s, unchained
 from hybridperf.model.unmeasured import Unmeasured, unmeasured
-from hybridperf.model.variance import UNNAMED, Components, ends, longer_than_said
+from hybridperf.model.variance import FOREIGN, Components, beyond_by_stalls, ends
 
 UNKNOWN_SHARE = 0.05  # of a step's seconds, beyond which its interval is not known
 _STEP = 1e-4  # in logs, of differences
@@ -158,25 +158,22 @@ def step_deviation(
 
 
 def step_ends(
-    device: DeviceSpec, adapted: Adapted, in_step: InStep | None, own_rows: bool, time_s: float,
-    deviation: float,
-) -> tuple[float, float]:  # fmt: skip
+    device: DeviceSpec, adapted: Adapted, in_step: InStep | None, time_s: float, deviation: float
+) -> tuple[float, float]:
     """Low and high seconds of a step.
 
     Args:
         device: that it runs on.
         adapted: its step effects.
         in_step: what is known of it.
-        own_rows: whether these were fitted to rows of its own framework and architecture.
         time_s: predicted.
         deviation: of its log.
     """
     longer, least_s, middle_s = np.zeros(1), 0.0, np.array([time_s])
     if in_step is not None:
-        longer = longer_than_said(
-            UNNAMED * (in_step.assumed and not own_rows), in_step.stall_chance,
-            adapted.effects.stall_s * in_step.stalls, middle_s, deviation,
-        )  # fmt: skip
+        stalled_s = adapted.effects.stall_s * in_step.stalls
+        stalls = beyond_by_stalls(in_step.stall_chance, stalled_s, middle_s, deviation)
+        longer = np.hypot(FOREIGN * in_step.foreign, stalls)
         peaks = [peak for one in in_step.formats if (peak := _peak(device, one))]
         least_s = in_step.least_flops / max(peaks) if peaks else 0.0
     low_s, high_s = ends(middle_s, np.array([deviation]), longer, least_s)

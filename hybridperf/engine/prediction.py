@@ -190,7 +190,7 @@ def predict(model: PerfModel | str | Path, workload: Workload) -> Prediction:
         if in_step is not None and not parts[1]:
             slopes = beside_the_path(slopes, adapted, missing, moved_s(prices, lowered), time_s)
         deviation = step_deviation(slopes, prices.components, adapted, in_step, missing)
-        interval = step_ends(model.device, adapted, in_step, not whose, time_s, deviation)
+        interval = step_ends(model.device, adapted, in_step, time_s, deviation)
     inside = prices.in_range
     critical = np.zeros(len(workload.graph), bool)
     critical[path.node[~path.is_launch]] = True

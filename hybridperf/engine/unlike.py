@@ -119,11 +119,8 @@ class UnlikeStep:
             ) ** 2  # fmt: skip
         deviation, ends = float(np.sqrt(variance)), []
         for of, _ in on_path.values():
-            in_step = of.workload.in_step
-            own_rows = in_step is not None and not of.model.steps_note(in_step.framework)
-            ends.append(
-                step_ends(of.model.device, of.adapted, in_step, own_rows, self.time_s, deviation)
-            )
+            known = of.model.device, of.adapted, of.workload.in_step
+            ends.append(step_ends(*known, self.time_s, deviation))
         return max(low_s for low_s, _ in ends), max(high_s for _, high_s in ends)
 
     @functools.cached_property

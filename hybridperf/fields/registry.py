@@ -37,7 +37,7 @@ Kind = Literal["whole", "number", "flag", "word", "text"]
 YES, NO = "yes", "no"
 _FLAG = {
     YES: ("1", "true", "on", "enabled"), NO: ("0", "false", "off", "none", "disabled"),
-    "": ("unknown", "recipe"),
+    "": ("unknown", "recipe", "submission"),
 }  # fmt: skip
 _ALIKE, _LONG = 0.85, 7  # of difflib's ratio, of names of so many letters: "microbtach_sise"
 _BEFORE = ("n", "num", "nr", "no_of", "number_of", "total", "my", "the")

@@ -102,7 +102,7 @@ class InStep:
     probes: tuple[tuple[str, OpCall | CollectiveCall], ...] = ()
     # deviations by which the slowest of its GPUs is slower than one that tables measure
     slowest: float = 0.0
-    assumed: bool = False  # nobody named the framework
+    foreign: bool = False  # a framework that is not known is named, and no rows tell of it
     stall_chance: float = 0.0  # share of runs that stall
     stalls: float = 0.0  # how often a step of those adds `stall_s`
     # number formats, and products' FLOPs of each rank: no step is quicker than at the fastest peak

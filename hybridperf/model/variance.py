@@ -43,9 +43,9 @@ import numpy as np
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
 
 # how much longer, in logs, a step takes in nine of ten cases with another framework than the one
-# assumed where none is named: predictions for the six others, over 48 layouts of five models on
-# A100s and H100s (median 0.14, least -0.05)
-UNNAMED = 0.37
+# priced, where a row names one that is not known: predictions for the six others, over 48 layouts
+# of five models on A100s and H100s (median 0.14, least -0.05)
+FOREIGN = 0.37
 LIKELY_STALL = 0.05  # share of runs from which on an interval reaches to one that stalls
 
 
@@ -116,28 +116,12 @@ def ends(
         time_s: predicted seconds [N].
         deviation: of their log [N].
         longer: by how much more, in logs, they may be longer in nine of ten cases [N]: what only
-            lengthens (`longer_than_said`).
+            lengthens (`beyond_by_stalls`, `FOREIGN`).
         least_s: seconds that nothing goes below [N].
     """
     half = NINE_OF_TEN * np.asarray(deviation)
     low_s = np.maximum(time_s * np.exp(-half), np.minimum(least_s, time_s))
     return low_s, time_s * np.exp(np.hypot(half, longer))
-
-
-def longer_than_said(
-    unnamed: np.ndarray | float, stall_chance: np.ndarray | float, stalled_s: np.ndarray | float,
-    time_s: np.ndarray, deviation: np.ndarray | float,
-) -> np.ndarray:  # fmt: skip
-    """By how much more, in logs, steps may be longer in nine of ten cases [N].
-
-    Args:
-        unnamed: `UNNAMED` where a framework was assumed, and no rows tell of its own, else 0 [N].
-        stall_chance: share of runs that stall [N].
-        stalled_s: seconds that a stalled step takes longer [N].
-        time_s: predicted seconds [N].
-        deviation: of their log [N].
-    """
-    return np.hypot(unnamed, beyond_by_stalls(stall_chance, stalled_s, time_s, deviation))
 
 
 def beyond_by_stalls(

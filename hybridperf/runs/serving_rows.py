@@ -350,7 +350,10 @@ def _schemes(
     if gemm != "bfloat16" or experts != "bfloat16":
         kept = serving_framework(framework)
         usual_kv = kept.kv if experts_in else kept.kv_dense or kept.kv
-    kv_dtype = canonical_dtype(_word(values, "kv_dtype") or usual_kv)
+    given_kv = _word(values, "kv_dtype")
+    kv_dtype = canonical_dtype(given_kv or usual_kv)
+    if not given_kv:
+        notes.append(f"kv_dtype not given: {kv_dtype} assumed")
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
             "kv_dtype": kv_dtype,
             "distribution": habits.get("distribution", DISTRIBUTION)}  # fmt: skip

@@ -119,6 +119,10 @@ def test_what_a_row_does_not_tell_is_said() -> None:
         (row,) = understood(table({**least, "model_path": name}))
         assert f"precision not given: {formats} assumed" in row.notes
         assert "layout not given: tp_size 1 assumed" in row.notes
+        assert "kv_dtype not given: bf16 assumed" in row.notes
+        own = {**least, "model_path": name, "precision": formats, "tp_size": 1}
+        (named,) = understood(table({**own, "kv_dtype": "bf16"}))
+        assert named.engine == row.engine
     (row,) = understood(table({**DENSE, "drafted": 2}))
     assert "acceptance of drafted tokens not given: 0.7 assumed" in row.notes
 
@@ -325,7 +329,8 @@ def test_published_deployments_tell_what_rows_do_not() -> None:
         (2, 8, 2, 64, True, True), (6, 1, 0, 64, True, True), (5, 1, 0, 32, True, False),
         (3, 1, 0, 1024, False, True), (6, 8, 0, 1024, True, True),
     ]  # fmt: skip
-    note = understood(table(apart(concurrency=45)))[0].notes[0]
+    notes = understood(table(apart(concurrency=45)))[0].notes
+    note = next(one for one in notes if one.startswith("as InferenceX"))
     assert "as InferenceX deploys: to prefill 1 of 4 GPUs" in note
     assert note.endswith("; or " + note.split(": ")[1].split("; or ")[0] + ", 3 tokens drafted")
 

@@ -56,14 +56,14 @@ CONFIGS = {
     "attention": ("fused", "unfused"), "attention_kernel": ("", "flash1"),
     "expert_messages": ("copies", "nodes"), "framework": ("megatron", "eager", "compiled"),
     "dropout": (False, True), "fused_loss": (False, True), "vocab_multiple": (1, 128),
-    "optimizer": ("adam", "sgd"), "gradient_bytes": (None, 4), "overlap_gradients": (False, True),
+    "optimizer": ("adam", "sgd"), "gradient_bytes": (2, 4), "overlap_gradients": (False, True),
     "overlap_shards": (False, True), "overlap_weights": (False, True),
     "fp8_param_gather": (False, True),
     "checkpoints": ("blocks", "ops"),
     "overlap_sends": (False, True), "scatter_gather": (False, True),
     "stage_split": ("even", "cost"), "grouped_experts": (False, True),
     "bucket_bytes": (25e6, 1e6), "routing": ("balanced", "power_law_1.2"), "adapters": (0, 16),
-    "context_messages": ("gather", "ring"), "framework_assumed": (False, True),
+    "context_messages": ("gather", "ring"),
 }  # fmt: skip
 LINKS = fit_collectives(None, load_system("aic_h100_sxm"))[0]
 
@@ -90,7 +90,10 @@ def neighbours(seed: int, count: int) -> list[TransformerConfig]:
     """Each row differs from the one before it in one field: a key without that field takes the one
     for the other.
     """
-    first = TransformerConfig(TIED, Layout(dp=4, pp=2, zero=3, accumulation=4), gpus_per_node=8)
+    assumed = TransformerConfig(TIED, Layout(dp=4, pp=2, zero=3, accumulation=4), gpus_per_node=8)
+    names = [field.name for field in dataclasses.fields(assumed)]
+    # what is said stays where another framework has another habit
+    first = assumed.replace(**{name: getattr(assumed, name) for name in names})
     rng, found = random.Random(seed), [first, first.replace(layout=first.layout.replace(pp=1))]
     while len(found) < count:
         name = rng.choice([*LAYOUTS, *LAYOUTS, *CONFIGS])

@@ -605,12 +605,11 @@ def test_a_number_that_is_none_is_told_one_rule(value):
     )
 
 
-def test_a_number_of_gpus_of_a_node_that_is_assumed_is_asked_for():
+def test_nodes_that_are_assumed_are_not_broken_nor_refuse_a_row():
     (assumed,) = resolve(rows({"gpus_per_node": None, "n_gpus": 12, "dp": 3}))
-    assert (
-        "expected whole nodes of 8 GPUs, a number that is assumed, got 12 GPUs; give gpus_per_node"
-        in assumed.refused
-    )
+    assert not assumed.refused
+    assert assumed.config.gpus_per_node == 6
+    assert "gpus_per_node 6 assumed: no whole nodes of 8" in assumed.note
     (given,) = resolve(rows({"n_gpus": 12, "dp": 3}))
     assert "expected whole nodes of 8 GPUs, got 12 GPUs" in given.refused
 

@@ -12,7 +12,7 @@ from hybridperf.training.steps import names
 from hybridperf.training.steps.rows import resolve
 from hybridperf.workloads.transformer import load_shape, update
 from hybridperf.workloads.transformer.config import TransformerConfig
-from hybridperf.workloads.transformer.framework import framework_habits
+from hybridperf.workloads.transformer.framework import framework_habits, of_release
 
 ROW = {
     "id": "abc", "source": "ultrascale_playbook", "model": "made", "family": "llama",
@@ -88,7 +88,7 @@ def test_what_a_framework_settles_is_said() -> None:
         ({"gpu": None}, "name it by --device"),
         ({"precision": "int2"}, "expected a precision of"),
         ({"sharding": "sideways"}, "expected a sharding of"),
-        ({"schedule": "chimera"}, "schedule 'chimera' with stages cut by cost is not modelled"),
+        ({"schedule": "chimera"}, "schedule 'chimera' with ZeRO-1 is not modelled"),
         (
             {"schedule": "sideways"},
             "expected a schedule of 1f1b, gpipe, interleaved, chimera, zero_bubble, zb_v, dualpipe,"
@@ -535,4 +535,4 @@ def test_what_a_submission_leaves_unsaid_does_not_replace_what_it_says() -> None
     ],
 )
 def test_only_a_year_and_a_month_are_a_release(said, framework) -> None:
-    assert names.released("megatron_core", said) == framework
+    assert of_release("megatron_core", names.release_of(said)) == framework

@@ -294,7 +294,7 @@ def test_the_vocabulary_is_padded_to_a_multiple_of_the_ranks():
 
 def test_context_parallelism_shares_tokens_and_gathers_keys_and_values():
     llama = load_shape("llama3-8b").replace(seq=8192)
-    settings = {"attention": "fused", "dtype": "bf16"}
+    settings = {"attention": "fused", "dtype": "bf16", "context_messages": "gather"}
     whole = layer_passes(config(llama, settings=settings, micro_batch=1))
     part = layer_passes(config(llama, settings=settings, micro_batch=1, cp=4))
     assert flops(part.forward) * 4 == pytest.approx(flops(whole.forward), rel=1e-3)
@@ -344,7 +344,7 @@ def test_context_parallelism_of_unfused_attention_is_refused():
 
 def test_experts_send_tokens_there_and_back_twice():
     """formulas.md 3.3: 2 all-to-all forward and 2 backward, k b s h x 2 B x (E - 1) / E each."""
-    settings = {"attention": "fused", "dtype": "bf16"}
+    settings = {"attention": "fused", "dtype": "bf16", "expert_messages": "copies"}
     passes = layer_passes(config(MOE, settings=settings, dp=4, ep=4))
     sent = CollectiveCall("alltoall", MOE.topk * B * MOE.seq * MOE.hidden * 2.0, 4)
     for steps in (passes.forward, passes.backward):

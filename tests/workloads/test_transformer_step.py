@@ -267,7 +267,7 @@ def test_flops_of_the_step_are_those_of_the_formula():
 def test_gradients_are_reduced_in_buckets_beside_the_last_backward():
     """One bucket per layer: reductions of all but the last one hide; flat, all of it is exposed."""
     size = 2.0 * GPT.layer_parameters
-    per_layer = MEGATRON | {"bucket_bytes": size}
+    per_layer = MEGATRON | {"bucket_bytes": size, "overlap_gradients": True}
     fast, slow = 1e-7, 1.0
     alone = step_s(transformer(config()))
     buckets = transformer(config(settings=per_layer, dp=4))

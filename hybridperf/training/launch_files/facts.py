@@ -25,6 +25,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybridperf.io import InputError
+from hybridperf.training.steps.full_row import size_columns
+from hybridperf.training.steps.row_layout import layout_columns
 from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.layout import ORDER
@@ -32,7 +34,6 @@ from hybridperf.workloads.transformer.layout import ORDER
 Facts = dict[str, Any]
 
 RANK_ORDERS = ("tp cp dp pp", "tp cp pp dp")
-_SIZES = ("hidden", "heads", "layers", "ffn", "vocab", "kv_heads", "head_dim", "experts", "topk")
 # facts of which none is 0 where a file gives it; batches over all may be -1, as the others say
 COUNTS = frozenset({
     "hidden", "heads", "layers", "vocab", "kv_heads", "key_groups", "head_dim", "seq", "mlp_ffn",
@@ -40,8 +41,6 @@ COUNTS = frozenset({
     "stage_layers", "copies", "dp_copies", "micro_batch", "accumulation", "pass_batch", "passes",
     "pipe_batches",
 })  # fmt: skip
-# words of rows for a scheme in which layers multiply; "" is their number format
-_PRECISIONS = {"fp8": "fp8", "fp8_block": "mxfp8", "nvfp4": "nvfp4"}
 _LATENT = ("query_rank", "kv_rank", "plain_dim", "rotary_dim", "value_dim")
 
 
@@ -66,18 +65,10 @@ class LaunchedStep:
     def row(self) -> dict[str, Any]:
         """The row of `steps` that asks for this step."""
         s, x = self.shape, self.layout
-        own = {name: getattr(s, name) or None for name in _SIZES} | {"family": s.family}
         return {
-            **({"model": self.model} if self.model else own),
+            **({"model": self.model} if self.model else size_columns(s)),
             "seq": s.seq, "gpu": self.gpu or None, "system": self.system or None,
-            "gpus_per_node": self.gpus_per_node, "n_gpus": x.ranks,
-            **{name: getattr(x, name) for name in ("tp", "pp", "dp", "cp", "ep", "vp")},
-            "expert_tp": (x.expert_tp or x.tp) if s.experts else None,
-            "seq_parallel": "yes" if x.sequence_parallel else "no",
-            "micro_batch": x.micro_batch, "grad_accum": x.accumulation,
-            "global_batch": x.global_batch, "sharding": f"zero{x.zero}" if x.zero else "none",
-            "shard_ranks": x.shard_ranks, "recompute": x.recompute, "schedule": x.schedule,
-            "order": None if x.order == ORDER else " ".join(x.order),
+            "gpus_per_node": self.gpus_per_node, **layout_columns(x),
             "precision": self.precision, "framework": self.framework,
         }  # fmt: skip
 
@@ -129,11 +120,6 @@ def model_facts(shape: TransformerShape) -> Facts:
         "expert_layers": dense if s.dense_layers else None,
         "longest": s.max_positions or s.seq,
     }  # fmt: skip
-
-
-def precision_word(dtype: str, quant: str) -> str:
-    """A precision as rows of steps call it."""
-    return _PRECISIONS.get(quant, dtype)
 
 
 def layout_of(x: Facts, gpus: int, depth: int) -> Layout:

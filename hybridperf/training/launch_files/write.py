@@ -10,12 +10,13 @@ from typing import Any
 
 import hybridperf
 from hybridperf.io import InputError, replacing_in
-from hybridperf.training.launch_files.facts import LaunchedStep, precision_word
+from hybridperf.training.launch_files.facts import LaunchedStep
 from hybridperf.training.launch_files.read import SCRIPT, flavour, read_launch
 from hybridperf.training.launch_files.script import script_text
 from hybridperf.training.launch_files.target import Settings, Target, refusal, target_called
 from hybridperf.training.plans.layout_text import counted, layout_words
 from hybridperf.training.plans.ranked import RankedLayouts
+from hybridperf.training.steps.full_row import precision_word
 from hybridperf.workloads.transformer import huggingface
 from hybridperf.workloads.transformer.framework import framework_habits
 from hybridperf.workloads.transformer.zoo import published_as

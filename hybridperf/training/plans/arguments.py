@@ -12,7 +12,7 @@ from typing import Any
 
 from hybridperf.fields import fields_of
 from hybridperf.io import InputError
-from hybridperf.training.steps.record import STAGES
+from hybridperf.training.steps.row_layout import STAGES
 from hybridperf.workloads.transformer.fields import LARGEST
 
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}

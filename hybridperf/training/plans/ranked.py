@@ -19,7 +19,7 @@ import pandas as pd
 
 from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError, unknown
-from hybridperf.model.variance import beyond_by_stalls, ends, longer_than_said
+from hybridperf.model.variance import beyond_by_stalls, ends
 from hybridperf.training.plans.bounds import BoundedLayouts
 from hybridperf.training.plans.costs import PricedSpace
 from hybridperf.training.plans.economy import Economy, score
@@ -189,10 +189,9 @@ def step_intervals(
             f = dataclasses.replace(f, stall_chance=np.zeros(len(at)))
         found = adapt.predict(adapted, f, columns.cells[columns.cell[at]])
         step_s = case.parts.step_s[at]
-        longer = longer_than_said(
-            plan.setup.unnamed, f.stall_chance, chanced_s(f, adapted.effects), step_s,
-            found.deviation,
-        )  # fmt: skip
+        longer = beyond_by_stalls(
+            f.stall_chance, chanced_s(f, adapted.effects), step_s, found.deviation
+        )
         least_s = lower_bounds_s(Configs.of_rows(configs), [device] * len(configs))
         low[here], high[here] = ends(step_s, found.deviation, longer, least_s)
     return low, high

@@ -73,6 +73,15 @@ class Plan(RankedLayouts):
         ranks = np.array(self.distinct(whole_numbers("top", count)[0]))
         return with_intervals(self, self.ranked[ranks], table.at_ranks(self, ranks))
 
+    def as_steps(self, count: int = 10) -> pd.DataFrame:
+        """The best layouts that differ, as `top`, each as a row that `hybridperf steps` takes: the
+        model, the cluster, the layout, and all that was assumed of them, in its columns.
+        """
+        ranks = self.distinct(whole_numbers("count", count)[0])
+        chosen = [self.choice(rank) for rank in ranks]
+        rows = [self.cases[one.case].setup.as_row(self.config(one)) for one in chosen]
+        return pd.DataFrame(rows, index=ranks, dtype=object)
+
     def front(self, one: str = "time", other: str = "memory") -> pd.DataFrame:
         """Layouts on the Pareto front of two of "time", "memory", "energy" and "cost", as `top`."""
         return table.at_ranks(self, plan_front(self, one, other))
@@ -127,7 +136,7 @@ def plan(
         device: name of the accelerator; None: the system's own.
         framework: framework whose habits and memory are assumed; "": Megatron-Core.
         dtype: number format of activations and weights; None, without `quant`: the precision that
-            a framework that is named takes on this device, else bf16.
+            the framework takes on this device.
         quant: scheme in which layers multiply ("fp8", "fp8_block", "nvfp4"); "": in `dtype`.
         memory_bytes: memory of each device, bytes; None: the datasheet's.
         only: values that fields of a layout may take, `{"tp": [1, 2], "recompute": "none"}`.

@@ -9,6 +9,7 @@ fitted, come with it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,21 +17,21 @@ from typing import Any
 from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
 from hybridperf.io import InputError, unknown
 from hybridperf.model.adapted_steps import Adaptation, Adapted, Group
-from hybridperf.model.variance import UNNAMED
-from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.plans.space import PLANNED_SCHEDULES, PartialLayouts, partial_layouts
 from hybridperf.training.steps.batch import PriceCache, shared_price_cache
 from hybridperf.training.steps.cells import Prices
+from hybridperf.training.steps.full_row import full_row, model_columns
 from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
-from hybridperf.training.steps.names import Machine, aliases, machine
+from hybridperf.training.steps.names import Machine, machine
+from hybridperf.training.steps.row_layout import layout_columns
 from hybridperf.workloads.memory import MemoryKnobs
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
 from hybridperf.workloads.transformer.framework import (
-    ASSUMED,
-    config_habits,
+    assumed_framework,
+    defaults,
     framework_habits,
-    settled,
+    implied_words,
 )
 from hybridperf.workloads.transformer.zoo import HABITS
 
@@ -43,8 +44,7 @@ class TrainingSetup:
     machine: Machine
     device: DeviceSpec
     framework: str
-    # how much longer in logs other frameworks than the assumed one may take; 0 where one was named
-    unnamed: float
+    release: str  # of the framework, that is assumed; "": none is told apart
     strict: bool  # heads must divide by tp
     template: TransformerConfig  # layouts are put into it
     prices: Prices  # seconds of calls
@@ -60,7 +60,7 @@ class TrainingSetup:
     @property
     def mfu_format(self) -> str:
         """Number format in which products of layers multiply, whose peak MFU is a share of."""
-        return scheme_dtype(self.template.dtype, self.template.quant)
+        return self.template.product_dtype
 
     @property
     def mfu_flops_per_s(self) -> float:
@@ -84,30 +84,24 @@ class TrainingSetup:
 
     def for_gpus(self, gpus: int) -> TrainingSetup:
         """The setup for so many devices: of racks as few as hold them, with whole trays each."""
-        old, tray = self.machine.system, self.machine.whole
-        most = aliases()["rack"].get(old.id, 0)
-        if not self.machine.switched or not tray or (gpus < most and gpus % tray):
+        taken = self.machine.for_gpus(gpus)
+        if taken is self.machine:
             return self
-        counts = range(-(-gpus // most), gpus // tray + 1)
-        racks = next((n for n in counts if gpus % n == 0 and gpus // n % tray == 0), 0)
-        each = gpus // racks if racks else self.gpus_per_node
-        grown = each / old.accelerators_per_node
-        fabric = old.model_copy(update={
-            "accelerators_per_node": each, "node_bytes_per_s": old.node_bytes_per_s * grown,
-            "nics_per_node": round(old.nics_per_node * grown),
-        })  # fmt: skip
-        taken = dataclasses.replace(self.machine, system=fabric, gpus_per_node=each)
         prices = self.prices
-        if each != self.gpus_per_node:
-            links = dataclasses.replace(prices.links, system=fabric)
+        if taken.gpus_per_node != self.gpus_per_node:
+            links = dataclasses.replace(prices.links, system=taken.system)
             prices = Prices(prices.model.with_collectives(links))
-        note = f"{each} GPUs of a rack count as a node: one switch joins them"
+        note = taken.notes[-1]
         return dataclasses.replace(self, machine=taken, prices=prices, notes=(*self.notes, note))
 
     def partial(
         self, gpus: int, batch: int, only: Mapping[str, Sequence[Any]] | None
     ) -> PartialLayouts:
-        """Its partial layouts on so many devices, as `partial_layouts`."""
+        """Its partial layouts on so many devices, as `partial_layouts`: where a framework's
+        attention is unfused, which is not modelled in parts of sequences, with whole ones.
+        """
+        if self.template.attention == "unfused":
+            only = {**(only or {}), "cp": [one for one in (only or {}).get("cp", [1]) if one == 1]}
         return partial_layouts(
             self.shape, gpus, self.gpus_per_node, batch, only, self.strict, self.schedules
         )
@@ -115,12 +109,31 @@ class TrainingSetup:
     def config(self, layout: Layout) -> TransformerConfig:
         """The step with a layout."""
         template = self.template
-        habits = {**framework_habits()[self.framework], "dtype": template.dtype}
-        found = config_habits(habits, layout.tp, self.shape.dim)
-        padded = found.get("vocab_multiple", template.vocab_multiple)
+        padded = self._vocab_multiples[layout.tp > 1]
         if padded != template.vocab_multiple:
-            template = template.replace(vocab_multiple=int(padded))
+            template = template.replace(vocab_multiple=padded)
         return template.with_layout(layout, min(self.gpus_per_node, layout.ranks))
+
+    def as_row(self, config: TransformerConfig) -> dict[str, Any]:
+        """A step of it in columns of `steps`, all of them."""
+        node = min(self.machine.whole or self.gpus_per_node, config.layout.ranks)
+        said = full_row(config, self.machine.system.id, node, self.release)
+        return model_columns(self.shape) | {"gpu": self.device.id} | said
+
+    @functools.cached_property
+    def shared_columns(self) -> dict[str, Any]:
+        """What all its layouts have in common, in columns of `steps`."""
+        every, own = self.as_row(self.template), layout_columns(self.template.layout)
+        whole = self.machine.whole or self.gpus_per_node
+        shared = {name: one for name, one in every.items() if name not in own and one is not None}
+        return shared | {"gpus_per_node": whole}
+
+    @functools.cached_property
+    def _vocab_multiples(self) -> tuple[int, int]:
+        """Of whole vocabularies, and of those that ranks divide."""
+        asked = (defaults(self.framework, layout=Layout(tp=tp)) for tp in (1, 2))
+        whole, divided = (int(habits["vocab_multiple"]) for habits in asked)
+        return whole, divided
 
 
 def training_setup(
@@ -136,15 +149,15 @@ def training_setup(
     """
     shape = model if isinstance(model, TransformerShape) else load_shape(model)
     shape = shape if seq is None else dataclasses.replace(shape, seq=seq)
-    known, unnamed = framework_habits(), 0.0 if framework else UNNAMED
+    known, assumed = framework_habits(), not framework
     if framework and framework not in known:
         raise unknown("framework", framework, known, f"known are {', '.join(known)}")
+    framework = framework or assumed_framework()
+    release = known[framework].get("release", "")
     fabric = load_system(system)
     found = machine("", "", device_of(fabric, device), system)
-    habits = settled(framework, found.spec, dtype, quant)
-    framework = framework or ASSUMED
-    usual = config_fields(config_habits(habits, 1, shape.dim))
-    template = TransformerConfig(shape, **usual, framework_assumed=bool(unnamed))
+    habits = defaults(framework, device=found.spec, dtype=dtype, quant=quant, shape=shape)
+    template = TransformerConfig(shape, **config_fields(habits))
     cache = cache or shared_price_cache()
     capacity = found.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < capacity < math.inf:
@@ -165,17 +178,18 @@ def training_setup(
     group = Group.of(framework, found.spec.arch)
     if not isinstance(adapted, Adapted):
         fitted = adapted or Adaptation({})
-        adapted, whose = fitted.of(group)
-        unnamed *= whose != group
+        adapted, _ = fitted.of(group)
         notes += filter(None, (fitted.note_of(group),))
-    if unnamed:
+    if assumed:
         notes.append(
-            f"habits of {framework} assumed, the quickest: other frameworks may take 10 to 30 %"
-            " longer; name yours by --framework"
+            f"habits of {framework} assumed, the quickest ({implied_words()}): other frameworks may"
+            " take 10 to 30 % longer; name yours by --framework"
         )
+    if release:
+        notes.append(f"release {release} of {framework} assumed")
     notes += [note for note in (shape.note,) if note.startswith(HABITS)]
     made = TrainingSetup(
-        shape, found, found.spec, framework, unnamed, not habits.get("ragged_heads", False),
+        shape, found, found.spec, framework, release, not habits.get("ragged_heads", False),
         template, cache.prices(found), adapted, memory_knobs(framework), USABLE * capacity,
     )  # fmt: skip
     notes.append(

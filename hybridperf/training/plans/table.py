@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,9 @@ def write_layouts(plan: RankedLayouts, path: str | os.PathLike) -> int:
 
     Behind them those that do not fit, unless more are legal than the plan keeps.
 
-    Columns: `fits`; fields of a layout; `time_s` and what it is made of, empty where memory is too
-    small; `memory_bytes`; `tokens_per_s, mfu, energy_j, usd` of a step; `days, total_usd` where a
-    number of tokens was given.
+    Columns: what all have in common, in those of `steps`; `fits`; fields of a layout; `time_s` and
+    what it is made of, empty where memory is too small; `memory_bytes`; `tokens_per_s, mfu,
+    energy_j, usd` of a step; `days, total_usd` where a number of tokens was given.
     """
     path = check_name(path)
     fitting, others = [], []
@@ -64,7 +65,7 @@ def write_layouts(plan: RankedLayouts, path: str | os.PathLike) -> int:
         fits = (case.memory_bytes <= case.setup.capacity_bytes)[case.space.base_of]
         fitting.append(_table(plan, case, case.rows[ranked], ranked))
         others.append(_table(plan, case, np.flatnonzero(~fits & plan.all_kept), None))
-    table = pa.concat_tables([*fitting, *others])
+    table = _with_shared(pa.concat_tables([*fitting, *others]), plan.setup.shared_columns)
     with replacing(path, "wb") as handle:
         if path.suffix == ".parquet":
             few = [field.name for field in table.schema if not pa.types.is_floating(field.type)]
@@ -74,6 +75,16 @@ def write_layouts(plan: RankedLayouts, path: str | os.PathLike) -> int:
         else:
             pyarrow.csv.write_csv(table, handle)
     return int(table.num_rows)
+
+
+def _with_shared(table: pa.Table, shared: Mapping[str, Any]) -> pa.Table:
+    """A table with columns of one value each before its own."""
+    rows = np.zeros(table.num_rows, np.int32)
+    for name, value in reversed([*shared.items()]):
+        words = isinstance(value, str)
+        column = _coded(rows, [value]) if words else pa.array(_same(value, rows))
+        table = table.add_column(0, name, column)
+    return table
 
 
 def rows_of(plan: RankedLayouts, case: PricedSpace, at: np.ndarray) -> pd.DataFrame:

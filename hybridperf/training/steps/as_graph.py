@@ -43,7 +43,12 @@ def step_graph(*words: str) -> StepGraph:
     assert row.config is not None
     assert machine is not None
     model = shared_price_cache().prices(machine).model
-    return StepGraph(row.config, predict(model, transformer(row.config)), row.note)
+    workload = transformer(row.config)
+    assert workload.in_step is not None
+    foreign = row.question.foreign and bool(model.steps_note(row.framework))
+    in_step = dataclasses.replace(workload.in_step, foreign=foreign)
+    workload = dataclasses.replace(workload, in_step=in_step)
+    return StepGraph(row.config, predict(model, workload), row.note)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

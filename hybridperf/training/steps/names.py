@@ -31,6 +31,7 @@ _PER_NODE = re.compile(r"x(\d+)[a-z]\d")  # "XE8640x4H100": four H100 in a node
 _GIGABYTES = re.compile(r"(?<![0-9])(\d{2,4})_?g(?:i?b)?(?![a-z0-9])")
 # year and month: "26.06.01 NeMo Container"
 _RELEASE = re.compile(r"(?<![\d.])2\d\.(?:0[1-9]|1[0-2])(?!\d)")
+_RACK = "GPUs of a rack count as a node: one switch joins them"
 _ABOUT = 0.1  # of a memory: what is sold as 192 GB has 180
 
 
@@ -52,6 +53,20 @@ class Machine:
     def device(self) -> str:
         """Name of the device."""
         return self.spec.id
+
+    def for_gpus(self, gpus: int) -> Machine:
+        """The same for so many GPUs: of racks as few as hold them, with whole trays each."""
+        old, tray = self.system, self.whole
+        most = aliases()["rack"].get(old.id, 0)
+        if not self.switched or not tray or (gpus < most and gpus % tray):
+            return self
+        counts = range(-(-gpus // most), gpus // tray + 1)
+        racks = next((n for n in counts if gpus % n == 0 and gpus // n % tray == 0), 0)
+        each = gpus // racks if racks else self.gpus_per_node
+        return dataclasses.replace(
+            self, system=_rack(old, each), gpus_per_node=each,
+            notes=(*(one for one in self.notes if _RACK not in one), f"{each} {_RACK}"),
+        )  # fmt: skip
 
     @functools.cached_property
     def key(self) -> tuple[str, str, str]:
@@ -154,7 +169,7 @@ def _machine(
     per_node, domain = whole, aliases()["domain"].get(fabric.id)
     if domain:
         fabric, per_node = _rack(fabric, domain), domain
-        notes.append(f"{domain} GPUs of a rack count as a node: one switch joins them")
+        notes.append(f"{domain} {_RACK}")
     memory_bytes = float(found.get("memory_bytes", spec.memory_bytes))
     return Machine(
         spec, found.get("model", found["device"]), memory_bytes, fabric, per_node, tuple(notes),
@@ -238,11 +253,10 @@ def variant(framework: str, said: str) -> str:
     return str(next((name for word, name in known.items() if word in words), framework))
 
 
-def released(framework: str, said: str) -> str:
-    """The variant of a framework that the release in a row's words is of, else the framework."""
-    release, since = _RELEASE.search(said), aliases()["release"].get(framework, {})
-    known = [name for first, name in since.items() if release and first <= release[0]]
-    return known[-1] if known else framework
+def release_of(said: str) -> str:
+    """The release (year and month) that a row's words name, else ""."""
+    found = _RELEASE.search(said)
+    return found[0] if found else ""
 
 
 def _entry(table: str, text: str) -> dict[str, Any] | None:

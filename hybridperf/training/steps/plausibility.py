@@ -34,7 +34,6 @@ import pandas as pd
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
-from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.record import positive_numbers
 from hybridperf.workloads.transformer.columns import RECOMPUTE
@@ -60,7 +59,7 @@ def peaks_flops_per_s(configs: Configs, devices: Sequence[DeviceSpec]) -> np.nda
     """Of the matrix units of each step's device [N], in the format of its layers' products; NaN
     where it has none of it.
     """
-    return _peaks(configs, devices, lambda one: scheme_dtype(one.dtype, one.quant))
+    return _peaks(configs, devices, lambda one: one.product_dtype)
 
 
 def _peaks(

@@ -35,8 +35,7 @@ from hybridperf.io import InputError
 from hybridperf.model import adapted_steps
 from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.model.step_effects import effects_of
-from hybridperf.model.variance import LIKELY_STALL, UNNAMED, ends, longer_than_said
-from hybridperf.ops.quantise import scheme_dtype
+from hybridperf.model.variance import FOREIGN, LIKELY_STALL, beyond_by_stalls, ends
 from hybridperf.training.steps import adapt
 from hybridperf.training.steps.adaptation import adaptation
 from hybridperf.training.steps.batch import (
@@ -131,7 +130,7 @@ def as_given(frame: pd.DataFrame) -> pd.DataFrame:
     """A table before predictions were added: without them, its own columns under their names."""
     if not set(frame) >= _OURS:
         return frame
-    before = frame.drop(columns=[name for name in COLUMNS if name in frame])
+    before = frame.drop(columns=[name for name in (*COLUMNS, "assumed") if name in frame])
     given = {f"given_{name}": name for name in COLUMNS if f"given_{name}" in frame}
     return before.rename(columns=given)
 
@@ -206,12 +205,10 @@ class _Times:
             one = adapt.predict(adapted, f, cells, deviates)
             found.log_s[here], found.deviation[here] = one.log_s, one.deviation
             # rows of its own tell how fast a framework is, whatever its name
-            assumed = [whose != group and not batch.rows[at].question.named for at in here]
+            foreign = [whose != group and batch.rows[at].question.foreign for at in here]
             stalled_s = chanced_s(f, adapted.effects) if np.any(f.stall_chance) else 0.0
-            found.longer[here] = longer_than_said(
-                UNNAMED * np.array(assumed), f.stall_chance, stalled_s, np.exp(one.log_s),
-                one.deviation,
-            )  # fmt: skip
+            stalls = beyond_by_stalls(f.stall_chance, stalled_s, np.exp(one.log_s), one.deviation)
+            found.longer[here] = np.hypot(FOREIGN * np.array(foreign), stalls)
             found.remarks[here] = _remarks(known.note_of(group), adapted if whose else None, cells)
             steps = step_seconds(f, effects_of(adapted.theta), *one.logs)
             for name, values in found.parts.items():
@@ -325,5 +322,5 @@ def _fill_memory(out: dict[str, Any], batch: Batch) -> list[str]:
 
 def _share_of(config: TransformerConfig) -> str:
     """What format's peak MFU is a share of, where that is not the activations'."""
-    found = scheme_dtype(config.dtype, config.quant)
+    found = config.product_dtype
     return "" if found == config.dtype else f"MFU is a share of the {found} peak"

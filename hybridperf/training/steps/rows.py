@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,21 +34,22 @@ from hybridperf.training.steps.record import (
     Record,
     Refused,
     check_columns,
-    row_layout,
     row_names,
     row_shape,
     unique_records,
     whole_numbers,
     without_collector,
 )
+from hybridperf.training.steps.row_layout import Nodes, row_degrees, row_layout
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.columns import Layouts, Rule, broken_rules, remarks
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
 from hybridperf.workloads.transformer.framework import (
-    ASSUMED,
-    config_habits,
+    assumed_framework,
+    defaults,
     framework_habits,
-    settled,
+    implied_words,
+    of_release,
 )
 from hybridperf.workloads.transformer.step import refuse_unmodelled
 
@@ -67,7 +69,10 @@ class Question:
     framework: str
     notes: tuple[str, ...] = ()  # what was assumed
     refused: str = ""
-    named: bool = True  # its framework is given, or known of its source
+    release: str = ""  # of its framework
+    # its framework is given, and none of those that are known: another one is priced
+    foreign: bool = False
+    whole_node: int = 1  # GPUs of a node that runs take whole
     global_batch: int | None = None  # as it is given
     recompute_open: bool = False  # the framework's habit is assumed
 
@@ -215,17 +220,20 @@ class _Words:
     said: Mapping[str, str]
     source: str
     framework: str
-    named: bool = True
+    release: str = ""
+    foreign: bool = False
     shape: TransformerShape | None = None
     machine: Machine | None = None
+    # what `defaults` is asked for the framework, and what it answers of any model and layout
+    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     habits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    nodes: tuple[int, int] = (1, 1)  # GPUs that count as a node, GPUs of one that runs take whole
+    nodes: Nodes | None = None
     notes: tuple[str, ...] = ()
     wrong: Exception | None = None
     # (samples a GPU, what is understood of rows of no more of them), where the source says so
     fewer: tuple[int, _Words] | None = None
-    # configs and what is assumed in them, by whether ranks share matrices
-    configs: dict[bool, tuple[TransformerConfig, list[str]]] = dataclasses.field(
+    # configs and what is assumed in them, by what of a layout a framework's habits depend on
+    configs: dict[tuple[bool, ...], tuple[TransformerConfig, list[str]]] = dataclasses.field(
         default_factory=dict
     )
 
@@ -243,7 +251,6 @@ class _Words:
             row = Record(said, [open_["note"]])
         framework = plain(row.text("framework")) or str(names.of_source("source", source) or "")
         framework = names.variant(framework, f"{row.text('note')} {source}")
-        framework = names.released(framework, row.text("release") or row.text("section"))
         found = _Words(said, source, framework, fewer=fewer)
         try:
             found._understand(row, device, system)
@@ -255,20 +262,31 @@ class _Words:
     def _understand(self, row: Record, device: str | None, system: str | None) -> None:
         if why := names.aliases()["refused"].get(plain(row.text("model")), ""):
             raise Refused(f"expected a Transformer, got {row.text('model')}: {why}")
-        self.named = self.framework in framework_habits()
-        if not self.named:
+        if self.framework not in framework_habits():
             self._assume_framework(row)
+        elif not row.text("framework"):
+            row.notes.append(f"framework {self.framework} assumed, which its source runs")
+        own: Mapping[str, Any] = {}
+        of_source = names.of_source("source", self.source) or self.framework
+        if self.framework.startswith(of_source) and not self.foreign:
+            own = names.of_source("habits", self.source) or {}
+        self._release(row, own.get("release", ""))
         self.shape = row_shape(row)
         context = " ".join(row.text(name) for name in _CONTEXT)
         gpu = row.text("gpu")
         if not gpu and not device:
             raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
         self.machine = names.machine(gpu, context, device, system, row.text("system"))
-        self.habits = settled(self.framework if self.named else "", self.machine.spec)
-        of_source = names.of_source("source", self.source) or self.framework
-        if self.named and self.framework.startswith(of_source):
-            self.habits |= names.of_source("habits", self.source) or {}
-        self.nodes = _nodes(row, self.machine)
+        dtype, quant = _precision(row)
+        self.asked = {
+            "framework": self.framework, "device": self.machine.spec, "dtype": dtype,
+            "quant": quant, "own": own,
+        }  # fmt: skip
+        self.habits = defaults(**self.asked)
+        if precision := self.habits["precision"]:
+            by_source = ", as its source runs" if own.get("precision") == precision else ""
+            row.notes.append(f"precision {precision} assumed{by_source}")
+        self.nodes = Nodes.of(row, self.machine)
         if row.yes("offload"):
             raise Refused(
                 "expected offload false, got true: state that moves to host memory is not modelled"
@@ -278,17 +296,40 @@ class _Words:
         if self.framework:
             known = ", ".join(framework_habits())
             row.notes.append(f"framework {self.framework} is not known, only {known}")
-        self.framework = row.assume("framework", ASSUMED)
+            self.foreign = True
+        self.framework = row.assume("framework", assumed_framework())
         row.notes[-1] += (
-            f" (where the row does not say: {settled('')['implies']}); it is the quickest, others"
-            " may take 10 to 30 % longer"
+            f" (where the row does not say: {implied_words()}); it is the quickest, others may take"
+            " 10 to 30 % longer"
         )
+
+    def _release(self, row: Record, of_source: str) -> None:
+        """Take the release that a row says or that is assumed, and the framework of it."""
+        habits, given = framework_habits()[self.framework], row.text("release")
+        self.release = names.release_of(given or row.text("section"))
+        later = habits.get("releases", {})
+        if given and later and not self.release:
+            raise Refused(f"expected year and month, such as 26.06, in release, got {given!r}")
+        usual = of_source or habits.get("release", "")
+        if usual and not self.release:
+            self.release = row.assume("release", usual)
+            row.notes[-1] += "".join(f"; from {first} on it is priced apart" for first in later)
+        self.framework = of_release(self.framework, self.release)
 
     @property
     def model(self) -> TransformerShape:
         """The model's sizes, of words that are right."""
         assert self.shape is not None
         return self.shape
+
+    def machine_of(self, gpus: int) -> Machine:
+        """The machine of so many GPUs: those that fill no racks as they are usually taken, in as
+        few as hold them.
+        """
+        assert self.machine is not None
+        per_node = self.machine.gpus_per_node
+        broken = self.machine.switched and gpus > per_node and gpus % per_node
+        return self.machine.for_gpus(gpus) if broken else self.machine
 
     def refused(self, error: Exception) -> Question:
         """The question of a record that is wrong."""
@@ -306,58 +347,51 @@ class _Words:
         """The layout of a record with these words, its numbers checked."""
         if self.wrong is not None:
             raise self.wrong.with_traceback(None)  # or each time would add to it
+        assert self.nodes is not None
         row.notes += self.notes
-        gpus_per_node, whole = self.nodes
-        layout = row_layout(row, self.habits, gpus_per_node, self.model)
-        gpus = row.count("n_gpus")
-        if row.count("gpus_per_node") is None and gpus and gpus > whole and gpus % whole:
-            raise Refused(
-                f"expected whole nodes of {whole} GPUs, a number that is assumed, got {gpus} GPUs;"
-                " give gpus_per_node"
-            )
+        degrees = row_degrees(row)
+        gpus = math.prod(degrees)
+        per_node, whole = self.nodes.of_gpus(self.machine_of(gpus), gpus, degrees[0])
+        row.notes += self.nodes.notes(whole)
+        layout = row_layout(row, degrees, self.habits, per_node, self.model)
         layout.check_numbers()
         # of a rack runs take nodes whole, groups lie on racks
-        layout.check_cluster(gpus, min(whole, gpus_per_node, gpus or gpus_per_node))
+        layout.check_cluster(gpus, min(whole, per_node, gpus))
         return layout
 
     def question(self, row: Record, layout: Layout, broken: Sequence[Rule]) -> Question:
         """The question of a record with a layout that breaks some rules."""
-        assert self.machine is not None
-        strict, per_node = not self.habits.get("ragged_heads", False), self.nodes[0]
+        assert self.nodes is not None
+        machine = self.machine_of(layout.ranks)
+        strict = not self.habits.get("ragged_heads", False)
+        per_node, whole = self.nodes.of_gpus(machine, layout.ranks, layout.tp)
         if broken:
             row.notes += remarks(broken, self.model, layout.columns, strict)
-        ranks = layout.ranks if self.nodes[1] < per_node else row.count("n_gpus") or per_node
-        row.notes += layout.across_nodes(min(per_node, ranks))
-        apart = layout.tp > 1
+        row.notes += layout.across_nodes(min(per_node, layout.ranks))
+        apart = layout.tp > 1, layout.cp > 1, layout.kind.pipes > 1
         if apart not in self.configs:
-            self.configs[apart] = self._config(row, layout.tp)
+            self.configs[apart] = self._config(row, layout)
         config, assumed = self.configs[apart]
         config = _with_layout(config, layout, min(per_node, layout.ranks))
-        notes = (*self.machine.notes, *row.notes, *assumed, *config.remarks, *_unseen(config))
+        notes = (*machine.notes, *row.notes, *assumed, *config.remarks, *_unseen(config))
         return Question(
-            config, self.machine, self.source, self.framework, notes, named=self.named,
-            global_batch=row.count("global_batch"),
+            config, machine, self.source, self.framework, notes, release=self.release,
+            foreign=self.foreign, whole_node=whole, global_batch=row.count("global_batch"),
             recompute_open="recompute" in row.assumed,
         )  # fmt: skip
 
-    def _config(self, row: Record, tp: int) -> tuple[TransformerConfig, list[str]]:
-        """(a config of any layout with a tensor-parallel degree like this, what is assumed)."""
-        habits, given, assumed = dict(self.habits), row.word("precision"), list[str]()
-        if not given:
-            assumed.append(f"precision {habits['precision']} assumed")
-        else:
-            meant = names.aliases()["precision"][given]
-            habits |= {"dtype": meant["dtype"], "quant": meant.get("quant", "")}
-            if note := meant.get("note"):
-                assumed.append(note)
-        habits = config_habits(habits, tp, self.model.dim) | _switches(row)
-        habits["framework_assumed"] = not self.named
+    def _config(self, row: Record, layout: Layout) -> tuple[TransformerConfig, list[str]]:
+        """(a config of any layout for which a framework has the same habits, what is assumed)."""
+        assumed = list[str]()
+        if note := _meant(row.word("precision")).get("note"):
+            assumed.append(note)
+        habits = defaults(**self.asked, shape=self.model, layout=layout) | _switches(row)
         config = _config(self.model, tuple(config_fields(habits).items()))
         if config.attention != self.habits["attention"] and not row.text("attention"):
-            assumed.append(
-                f"unfused attention assumed: {config.attention_kernel} takes no heads of"
-                f" {self.model.dim}"
-            )
+            why = f"{config.attention_kernel} takes no heads of {self.model.dim}"
+            if config.attention == "fused":
+                why = "unfused, this one is not modelled"
+            assumed.append(f"{config.attention} attention assumed: {why}")
         if config.attention == "fused" and self.model.dim > _WIDEST_FUSED_HEAD:
             assumed.append(
                 f"fused attention assumed for heads of {self.model.dim}, which kernels of up to"
@@ -366,32 +400,30 @@ class _Words:
         return config, assumed
 
 
+def _precision(row: Record) -> tuple[str | None, str]:
+    """(number format of activations, scheme of layers' products) of a row; None, "": left open."""
+    meant = _meant(row.word("precision"))
+    return meant.get("dtype"), meant.get("quant", "")
+
+
+def _meant(precision: str) -> Mapping[str, str]:
+    """Number format, scheme and a note of a precision; nothing of ""."""
+    found: Mapping[str, str] = names.aliases()["precision"].get(precision, {})
+    return found
+
+
 def _switches(row: Record) -> dict[str, Any]:
     """What a row itself says of how its step is run, as fields of a config."""
     readers: dict[str, Callable[[str], Any]] = {
         "flag": row.yes, "whole": row.count, "word": row.word, "text": row.text,
     }  # fmt: skip
-    said = {name: readers[FIELDS[name].kind](name) for name in FIELDS.of("config")}
+    none = {"adapters": 0} if plain(row.text("adapters")) in ("0", "0_0", "none") else {}
+    own = [name for name in FIELDS.of("config") if name not in none]
+    said = none | {name: readers[FIELDS[name].kind](name) for name in own}
     found = {name: value for name, value in said.items() if value not in ("", None)}
     if (kernel := found.get("attention")) in SHARES:
         found |= {"attention": "fused", "attention_kernel": kernel}
     return found
-
-
-def _nodes(row: Record, found: Machine) -> tuple[int, int]:
-    """(GPUs that count as a node, GPUs of a node that runs take whole)."""
-    given = row.count("gpus_per_node")
-    if found.renoded:
-        if given not in (None, found.whole):
-            row.notes.append(
-                f"gpus_per_node {found.whole} of the system that was given, in place of the row's"
-                f" {given}"
-            )
-        return found.gpus_per_node, found.whole
-    if found.switched:
-        return found.gpus_per_node, given or found.whole
-    given = given or row.assume("gpus_per_node", found.gpus_per_node)
-    return given, given
 
 
 @functools.lru_cache(4096)

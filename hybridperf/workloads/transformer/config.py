@@ -13,7 +13,7 @@ import numpy as np
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.ops.moe import BALANCED, known_distribution
-from hybridperf.ops.quantise import known_scheme
+from hybridperf.ops.quantise import known_scheme, scheme_dtype
 from hybridperf.workloads.transformer import fields
 from hybridperf.workloads.transformer import framework as frameworks
 from hybridperf.workloads.transformer.groups import Span
@@ -27,78 +27,89 @@ _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 #   once      what happens once a step
 #   message   a message from stage to stage
 #   row       what the composition hides behind what
-#   note      nothing but a note
-_ENTERS = {part: {"enters": part} for part in ("sizes", "once", "message", "row", "note")}
+_ENTERS = {part: {"enters": part} for part in ("sizes", "once", "message", "row")}
+
+
+# in place of a field's value: what `frameworks.toml` says of its framework, found when it is made
+_AS_FRAMEWORK: Any = None
+
+
+def _as_framework(enters: str) -> Any:
+    """The same of a field that enters other keys."""
+    return dataclasses.field(default=_AS_FRAMEWORK, metadata=_ENTERS[enters])
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """A Transformer's training step: the model, its layout, and how a framework runs it."""
+    """A Transformer's training step: the model, its layout, and how a framework runs it.
+
+    What is not given is as its framework has it (`framework.defaults`), and `assumed` says which
+    fields those are; a framework that is not given is the one that is assumed everywhere.
+    """
 
     # the model's sizes, from `hp.load_shape`
     shape: TransformerShape = dataclasses.field(metadata=_ENTERS["sizes"])
     # default: one rank
     layout: Layout = dataclasses.field(default_factory=Layout, metadata=_ENTERS["sizes"])
-    dtype: str = "bf16"  # of activations and of the weights that layers read
+    # of activations and of the weights that layers read; of a framework that multiplies in 8 bits
+    # where a device can, and of devices without bf16: `run_by`
+    dtype: str = _AS_FRAMEWORK
     # scheme in which layers multiply ("fp8", "fp8_block", "nvfp4"); empty: in `dtype`
     quant: str = ""
     gpus_per_node: int = dataclasses.field(default=8, metadata=_ENTERS["sizes"])
-    attention: Literal["fused", "unfused"] = "fused"  # one kernel, or scores written to memory
+    # one kernel, or scores written to memory
+    attention: Literal["fused", "unfused"] = _AS_FRAMEWORK
     # version of fused attention, FlashAttention 1 or 2; empty: as attention was measured
-    attention_kernel: Literal["", "flash1", "flash2", "sdpa"] = ""
+    attention_kernel: Literal["", "flash1", "flash2", "sdpa"] = _AS_FRAMEWORK
     # tokens are sent to each of their experts, or once to each node that holds any of them
-    expert_messages: Literal["copies", "nodes"] = "copies"
+    expert_messages: Literal["copies", "nodes"] = _AS_FRAMEWORK
     # keys and values of context parallelism travel block by block, or all at once
-    context_messages: Literal["gather", "ring"] = "gather"
+    context_messages: Literal["gather", "ring"] = _AS_FRAMEWORK
     # how evenly a router fills the experts: balanced, or power_law_A (`ops/moe.py`)
     routing: str = BALANCED
-    grouped_experts: bool = False  # one kernel for all experts of a rank, not one for each
-    framework: str = ""  # whose kernels are launched; "": assumed. Its other habits: `run_by`
-    # nobody named it
-    framework_assumed: bool = dataclasses.field(default=False, metadata=_ENTERS["note"])
+    grouped_experts: bool = _AS_FRAMEWORK  # one kernel for all experts of a rank, not one for each
+    framework: str = ""  # whose kernels are launched and whose habits count; "": assumed
     # rank of adapters beside attention's products, which alone are trained (LoRA, Hu et al., arXiv
     # 2106.09685); 0: all weights are trained
     adapters: int = 0
-    dropout: bool = False
-    fused_loss: bool = False  # one kernel per direction, not one per operation
+    dropout: bool = _AS_FRAMEWORK
+    fused_loss: bool = _AS_FRAMEWORK  # one kernel per direction, not one per operation
     # the vocabulary is padded to a multiple of tp times this
-    vocab_multiple: int = 128
-    optimizer: Literal["adam", "lamb", "sgd"] = dataclasses.field(
-        default="adam", metadata=_ENTERS["once"]
-    )
-    # bytes of one gradient between ranks and in the buffer; None: as `dtype`
-    gradient_bytes: float | None = None
+    vocab_multiple: int = _AS_FRAMEWORK
+    optimizer: Literal["adam", "lamb", "sgd"] = _as_framework("once")
+    # bytes of one gradient between ranks and in the buffer; a framework without a habit: as `dtype`
+    gradient_bytes: float = _AS_FRAMEWORK
     # bytes of gradients that are reduced together
-    bucket_bytes: float = dataclasses.field(default=25e6, metadata=_ENTERS["once"])
+    bucket_bytes: float = _as_framework("once")
     # gradients are reduced during the last micro-batch's backward pass
-    overlap_gradients: bool = dataclasses.field(default=True, metadata=_ENTERS["once"])
+    overlap_gradients: bool = _as_framework("once")
     # ZeRO-3's weights are gathered during the layer before, its gradients scattered behind
-    overlap_shards: bool = dataclasses.field(default=True, metadata=_ENTERS["row"])
+    overlap_shards: bool = _as_framework("row")
     # weights that were updated in shards are gathered during the next step's first forward pass
-    overlap_weights: bool = dataclasses.field(default=False, metadata=_ENTERS["once"])
+    overlap_weights: bool = _as_framework("once")
     # weights of products in 8 bits travel so: Megatron's switch of that name
-    fp8_param_gather: bool = False
+    fp8_param_gather: bool = _AS_FRAMEWORK
     # a stage computes while its result travels to the next
-    overlap_sends: bool = dataclasses.field(default=False, metadata=_ENTERS["row"])
+    overlap_sends: bool = _as_framework("row")
     # tensor-parallel ranks send a part each to the next stage and gather it there (Megatron)
-    scatter_gather: bool = dataclasses.field(default=False, metadata=_ENTERS["message"])
+    scatter_gather: bool = _as_framework("message")
     # what recomputing repeats: Megatron's blocks, or PyTorch's checkpoints of ops (`passes.py`)
-    checkpoints: Literal["blocks", "ops"] = "blocks"
+    checkpoints: Literal["blocks", "ops"] = _AS_FRAMEWORK
     # "cost" weighs the LM head as layers
-    stage_split: Literal["even", "cost"] = dataclasses.field(
-        default="even", metadata=_ENTERS["once"]
-    )
+    stage_split: Literal["even", "cost"] = _as_framework("once")
 
     def __post_init__(self) -> None:
-        if isinstance(self.shape, str):
-            hint = f"hp.load_shape({self.shape!r}) gives that of a published model"
+        if not isinstance(self.shape, TransformerShape):
+            hint = ""
+            if isinstance(self.shape, str):
+                hint = f"hp.load_shape({self.shape!r}) gives that of a published model"
             fields.check_kind("shape", self.shape, TransformerShape, hint)
-        if not self.framework:
-            object.__setattr__(self, "framework", frameworks.ASSUMED)
-            object.__setattr__(self, "framework_assumed", True)
-        fields.check_fields(self)
+        fields.check_kind("layout", self.layout, Layout)
         self.layout.check_numbers()
-        fields.check_word("framework", self.framework, frameworks.framework_names())
+        if self.framework:
+            fields.check_word("framework", self.framework, frameworks.framework_names())
+        self._settle()
+        fields.check_fields(self)
         if canonical_dtype(self.dtype) not in _DTYPES:
             raise InputError(
                 f"dtype is that of activations, one of {', '.join(_DTYPES)}, got {self.dtype};"
@@ -109,18 +120,35 @@ class TransformerConfig:
         if self.adapters and self.shape.latent is not None:
             raise InputError(f"adapters of latent attention are not modelled ({self.shape.name})")
         fields.check_number("bucket_bytes", self.bucket_bytes, infinite=True)
-        if self.gradient_bytes is not None:
-            fields.check_number("gradient_bytes", self.gradient_bytes)
+        fields.check_number("gradient_bytes", self.gradient_bytes)
+
+    def _settle(self) -> None:
+        """Give each field that has no value its framework's."""
+        open_fields = [name for name in _SETTLED if getattr(self, name) is _AS_FRAMEWORK]
+        if not self.framework:
+            open_fields.append("framework")
+        if open_fields:
+            x = self.layout
+            alike = Layout(tp=min(x.tp, 2), cp=min(x.cp, 2), schedule=x.schedule)  # what matters
+            found = _defaults(self.framework, self.dtype, self.quant, self.shape, alike)
+            for name in open_fields:
+                object.__setattr__(self, name, found[name])
+        object.__setattr__(self, "_assumed", frozenset(open_fields))
+
+    @property
+    def assumed(self) -> frozenset[str]:
+        """Names of the fields that nobody gave, and that are as the framework has them."""
+        return frozenset(self.__dict__["_assumed"])
 
     @staticmethod
     def run_by(
         framework: str, shape: TransformerShape, layout: Layout | None = None, *,
         device: DeviceSpec | None = None, **own: Any,
     ) -> TransformerConfig:  # fmt: skip
-        """The step as a framework runs it: kernels, precision, attention, gradients, overlap.
+        """The step as a framework runs it on a device, which decides the precision.
 
         Args:
-            framework: name of the framework, such as "megatron_core".
+            framework: name of the framework, such as "nanotron".
             shape: the model.
             layout: how the step is spread over ranks; None: one rank.
             device: whose number formats its precision is of; None: bf16.
@@ -129,18 +157,19 @@ class TransformerConfig:
         Raises:
             InputError: when the framework is unknown or a field is not valid.
         """
-        layout = layout or Layout()
         fields.check_word("framework", framework, tuple(frameworks.framework_habits()))
         said = own.get("dtype"), own.get("quant", "")
-        settled = frameworks.settled(framework, device, *said)
-        usual = frameworks.config_habits(settled, layout.tp, shape.dim)
-        return TransformerConfig(shape, layout, **{**config_fields(usual), **own})
+        found = frameworks.defaults(framework, device=device, dtype=said[0], quant=said[1])
+        precision = {"dtype": found["dtype"], "quant": found["quant"]}
+        return TransformerConfig(
+            shape, layout or Layout(), framework=framework, **(precision | own)
+        )
 
     def replace(self, **changes: Any) -> TransformerConfig:
-        """The same step with other settings."""
-        if changes.get("framework"):
-            changes.setdefault("framework_assumed", False)
-        return dataclasses.replace(self, **changes)
+        """The same step with other settings; what was assumed is settled anew."""
+        names = (field.name for field in dataclasses.fields(self))
+        said = {name: getattr(self, name) for name in names if name not in self.assumed}
+        return TransformerConfig(**(said | changes))
 
     def with_layout(self, layout: Layout, gpus_per_node: int) -> TransformerConfig:
         """The same step with a layout that was checked: ten times as quick as `replace`."""
@@ -174,6 +203,11 @@ class TransformerConfig:
     def element_bytes(self) -> float:
         return DTYPE_BYTES[canonical_dtype(self.dtype)]
 
+    @functools.cached_property
+    def product_dtype(self) -> str:
+        """Number format in which products of layers multiply."""
+        return scheme_dtype(self.dtype, self.quant)
+
     @property
     def tokens(self) -> float:
         """Of a micro-batch, before any of it is shared out; the decoder's where there is one."""
@@ -192,7 +226,7 @@ class TransformerConfig:
     @property
     def reduced_bytes(self) -> float:
         """Of one gradient as ranks exchange it."""
-        return self.element_bytes if self.gradient_bytes is None else float(self.gradient_bytes)
+        return float(self.gradient_bytes)
 
     @property
     def gathered_bytes(self) -> float:
@@ -352,3 +386,16 @@ def config_fields(habits: Mapping[str, Any]) -> dict[str, Any]:
     """Those habits of a framework that are fields of a config."""
     names = {field.name for field in dataclasses.fields(TransformerConfig)}
     return {name: value for name, value in habits.items() if name in names}
+
+
+# fields that a framework's habits settle
+_SETTLED = tuple(
+    field.name for field in dataclasses.fields(TransformerConfig) if field.default is _AS_FRAMEWORK
+)
+
+
+@functools.lru_cache(4096)
+def _defaults(
+    framework: str, dtype: str | None, quant: str, shape: TransformerShape, layout: Layout
+) -> Mapping[str, Any]:
+    return frameworks.defaults(framework, dtype=dtype, quant=quant, shape=shape, layout=layout)

@@ -1,12 +1,14 @@
-"""How a framework cuts a layer into kernels: what it fuses, and what it launches besides the
-model's arithmetic.
+"""How a framework runs a step: what it fuses and launches, and what is assumed of it where nobody
+says otherwise.
 
 Launches are counted, not guessed: a layer is host-bound where kernels x launch cost exceeds what
 the device needs, as for most published steps of small models.
 
-Frameworks that rows of measured steps name (`habits`: megatron_core, nanotron, torchtitan ...) run
-one of a few sets of kernels, and have habits that are fields of a config or a layout:
-`TransformerConfig.run_by` takes them all.
+All of it stands in `frameworks.toml`. A framework that tables of measured steps name runs one of a
+few sets of kernels (`Framework`), and has habits that are fields of a config or a layout. One
+function, `defaults`, answers what is assumed where nothing is said: rows of steps, plans, launch
+files and a `TransformerConfig` all ask it, and it answers alike whether its framework was named or
+is the one that is assumed (`assumed_framework`).
 """
 
 from __future__ import annotations
@@ -15,21 +17,27 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from hybridperf.hardware import DeviceSpec
+from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import shipped_toml
 from hybridperf.ops.attention_kernels import WIDEST_HEADS
 from hybridperf.ops.quantise import SCHEMES
 from hybridperf.workloads.transformer.fields import check_word
 
-ASSUMED = "megatron_core"  # whose habits count where no framework is named
-_PRECISION = "bf16"  # where a framework has no habit, or the device not its format
+if TYPE_CHECKING:
+    from hybridperf.workloads.transformer.layout import Layout
+    from hybridperf.workloads.transformer.shape import TransformerShape
+
+# where a device has no products in the usual precision
+_OTHER_PRECISIONS = ("fp16", "fp32")
+# of a framework alone, not of those that are like it
+_OWN = ("release", "releases")
 
 
 @dataclasses.dataclass(frozen=True)
 class Framework:
-    """Switches of one framework."""
+    """A set of kernels: switches of those who run it."""
 
     name: str
     bias_apart: bool  # a product's bias is added by a kernel of its own
@@ -54,36 +62,27 @@ class Framework:
     products: str = "cublas_12"  # library of its products (`model/kernels.toml`)
 
 
-_KNOWN = (
-    # Megatron-LM and Megatron-DeepSpeed of 2020-22: matmul + bias, fused softmax, JIT-fused loops,
-    # Apex norms, a hook per parameter that adds its gradient to a flat buffer
-    Framework("megatron", True, True, True, True, 1, 2, "always"),
-    # Megatron-LM from 2022 on (core/tensor_parallel/layers.py): products of weights' gradients add
-    # to the fp32 buffer (fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32)
-    Framework("megatron_2022", True, True, True, True, 1, 2, "never"),
-    # GPT-NeoX turns a part of queries and keys by scripted loops and joins it with the rest
-    # (megatron/model/transformer.py: cat forward; backward, a slice's gradient fills what it lacks)
-    Framework("gpt_neox", True, True, True, True, 3, 2, "always"),
-    # a model written in PyTorch ops with the usual fused norm; linear layers add their bias in the
-    # product
-    Framework("eager", False, False, False, False, 5, 1, "repeated"),
-    # the same, its gradients added to a cleared buffer of fp32 from the first micro-batch on
-    # (_accumulate_grad of optim/gradient_accumulator.py)
-    Framework("nanotron", False, False, False, False, 5, 1, "always"),
-    # "eager" with PyTorch's own root mean square norm, before it was one kernel
-    # (rms_norm_composite of aten/src/ATen/native/layer_norm.cpp)
-    Framework("composite", False, False, False, False, 5, 1, "repeated", composite_norms=True),
-    # torch.compile, Transformer Engine: neighbouring loops are one kernel; gradients are added up
-    # in the product's epilogue
-    Framework("compiled", False, True, True, True, 1, 1, "never"),
-    # NVIDIA's BERT of MLPerf (te_layers.py, fmha.py and modeling.py in
-    # mlcommons/training_results_v3.1): fused_dense, fused_gemm_gelu, attention of 8 bits
-    Framework(
-        "mlperf", False, True, True, True, 1, 1, "never",
-        bias_sums_apart=False, gelu_apart=False, narrow_attention=True, narrows_apart=True,
-    ),
-)  # fmt: skip
-FRAMEWORKS = {one.name: one for one in _KNOWN}
+@functools.cache
+def _contents() -> Mapping[str, Any]:
+    return shipped_toml(__package__, "frameworks.toml")
+
+
+def _resolved(table: str) -> dict[str, dict[str, Any]]:
+    """Entries of a table by name, each over the one that it is like."""
+    known: Mapping[str, Mapping[str, Any]] = _contents()[table]
+    found = {}
+    for name, own in known.items():
+        like = known.get(str(own.get("like", "")), {})
+        found[name] = {key: value for key, value in like.items() if key not in _OWN} | {
+            key: value for key, value in own.items() if key != "like"
+        }
+    return found
+
+
+@functools.cache
+def kernel_sets() -> Mapping[str, Framework]:
+    """Sets of kernels by name."""
+    return {name: Framework(name, **switches) for name, switches in _resolved("kernels").items()}
 
 
 @functools.cache
@@ -93,12 +92,18 @@ def framework_habits() -> Mapping[str, Mapping[str, Any]]:
     `framework` is the name, `kernels` that of the set of kernels it runs; in the file one may be
     `like` another one, but for what it settles itself.
     """
-    known = shipped_toml(__package__, "frameworks.toml")["framework"]
-    found = {name: known.get(habits.pop("like", ""), {}) | habits for name, habits in known.items()}
-    return {
-        name: {**habits, "kernels": habits["framework"], "framework": name}
-        for name, habits in found.items()
-    }
+    return {name: own | {"framework": name} for name, own in _resolved("framework").items()}
+
+
+@functools.cache
+def assumed_framework() -> str:
+    """The framework that is assumed where none is named."""
+    return str(_contents()["assumed"])
+
+
+def implied_words() -> str:
+    """What assuming it implies, in words."""
+    return str(_contents()["implies"])
 
 
 @functools.cache
@@ -108,45 +113,68 @@ def does(framework: str, habit: str, dtype: str = "") -> bool:
     return (habits | habits.get(f"in_{dtype}", {})).get(habit) is True
 
 
-def settled(
-    name: str, device: DeviceSpec | None = None, dtype: str | None = None, quant: str = ""
-) -> dict[str, Any]:
-    """What a framework does where a user leaves it open: the one rule of rows of steps, of plans
-    and of `TransformerConfig.run_by`.
+def of_release(framework: str, release: str) -> str:
+    """The framework that a release (year and month, "26.06") of one is, else the framework."""
+    since = framework_habits().get(framework, {}).get("releases", {})
+    known = [name for first, name in since.items() if release and first <= release]
+    return str(known[-1]) if known else framework
+
+
+def usual_precision(device: DeviceSpec | None, wanted: str = "") -> str:
+    """A precision that is assumed on a device: the wanted one, else the usual one, else the first
+    of fp16 and fp32 that it has; without a device the usual one.
+    """
+    usual = str(_contents()["default"]["precision"])
+    if device is None:
+        return usual
+    names = (wanted, usual, *_OTHER_PRECISIONS)
+    return next((name for name in names if name in device.peak_flops_per_s), usual)
+
+
+def defaults(
+    framework: str = "", *, device: DeviceSpec | None = None, dtype: str | None = None,
+    quant: str = "", own: Mapping[str, Any] | None = None, shape: TransformerShape | None = None,
+    layout: Layout | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What is assumed of a step where nothing is said: the one answer for rows of steps, plans,
+    launch files and `TransformerConfig`.
 
     Args:
-        name: of the framework; "" where none is named: the habits of `ASSUMED` then, in bf16.
-        device: whose number formats count; None: nothing is known of it, so bf16.
+        framework: its name, or that of a set of kernels; "" where none is named: the assumed one,
+            with the same answer as if it were named.
+        device: whose number formats count; None: nothing is known of it, so the usual one.
         dtype: of activations; None where it is left open.
         quant: scheme in which layers multiply; "" where it is left open.
+        own: habits that precede the framework's: of the publisher of a row.
+        shape: the model, whose heads a framework's attention may not take; None: any.
+        layout: degrees that decide how a vocabulary is padded, and what can run; None: one rank.
 
     Returns:
-        Fields of a config and of a layout, among them `dtype` and `quant`; and `precision`, the
-        word for both where neither is given, else "".
+        Fields of a config and of a layout, among them `dtype`, `quant` and `gradient_bytes`, and
+        other habits; `precision`: the word for `dtype` and `quant` where neither is given, else "".
     """
-    habits = framework_habits()[name or ASSUMED]
-    if dtype is not None or quant:
-        return {**habits, "precision": "", "dtype": dtype or _PRECISION, "quant": quant}
-    precision = habits.get("precision", _PRECISION) if name else _PRECISION
-    if device is None or precision not in device.peak_flops_per_s:
-        precision = _PRECISION
-    quant = precision if precision in SCHEMES else ""
-    dtype = _PRECISION if quant else precision
-    return {**habits, "precision": precision, "dtype": dtype, "quant": quant}
-
-
-def config_habits(habits: Mapping[str, Any], tp: int, head_dim: int) -> dict[str, Any]:
-    """A framework's habits in their number format, which decides how gradients are summed, at a
-    tensor-parallel degree, which decides how the vocabulary is padded, and for heads of a size,
-    which decides whether its attention's kernel takes them.
-    """
-    found = dict(habits)
-    if tp > 1 and "vocab_multiple_tp" in habits:
-        found["vocab_multiple"] = habits["vocab_multiple_tp"]
-    if found["dtype"] == "bf16":
-        found |= habits.get("in_bf16", {})
-    if head_dim > WIDEST_HEADS.get(habits.get("attention_kernel", ""), math.inf):
-        found["attention"] = "unfused"
+    name = framework or assumed_framework()
+    habits = framework_habits().get(name) or {"kernels": name, "framework": name}
+    found = {**_contents()["default"], **habits, **(own or {})}
+    if dtype is None and not quant:
+        found["precision"] = usual_precision(device, found["precision"])
+        quant = found["precision"] if found["precision"] in SCHEMES else ""
+        dtype = usual_precision(device) if quant else found["precision"]
+    else:
+        found["precision"] = ""
+    found |= {"dtype": dtype or usual_precision(device), "quant": quant}
+    if found["dtype"] == "bf16":  # what a publisher has otherwise is so in any format
+        found |= {**found.get("in_bf16", {}), **(own or {})}
+    found.setdefault("gradient_bytes", DTYPE_BYTES.get(canonical_dtype(found["dtype"])))
+    if layout is not None and layout.tp > 1:
+        found["vocab_multiple"] = found.get("vocab_multiple_tp", found["vocab_multiple"])
+    if layout is not None and layout.kind.pipes > 1:
+        found["stage_split"] = "even"  # all that is modelled, as below
+    if shape is not None:
+        if shape.dim > WIDEST_HEADS.get(found["attention_kernel"], math.inf):
+            found["attention"] = "unfused"
+        if shape.latent is not None or (layout is not None and layout.cp > 1):
+            found["attention"] = "fused"
     return found
 
 
@@ -161,12 +189,12 @@ def framework_of_programs(compiled: bool) -> str:
 @functools.cache
 def framework_names() -> tuple[str, ...]:
     """All names of `framework_called`."""
-    return tuple(dict.fromkeys((*framework_habits(), *FRAMEWORKS)))
+    return tuple(dict.fromkeys((*framework_habits(), *kernel_sets())))
 
 
 def framework_called(name: str) -> Framework:
     """A framework's kernels by its name, or by that of a set of kernels."""
     check_word("framework", name, framework_names())
     habits = framework_habits().get(name, {})
-    kernels = FRAMEWORKS[habits.get("kernels", name)]
+    kernels = kernel_sets()[habits.get("kernels", name)]
     return dataclasses.replace(kernels, products=habits.get("products", kernels.products))

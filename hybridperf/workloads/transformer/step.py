@@ -31,7 +31,6 @@ from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.model.calls import InStep
 from hybridperf.model.step_effects import slowest_of
-from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.workloads.schedules import BACKWARD, FORWARD, WEIGHT, Task, schedule
 from hybridperf.workloads.transformer import parts, update, waits
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -193,8 +192,8 @@ class _Build:
             flops=self.streams.flops, notes=(*self.notes, _launch_note(self.streams.host)),
             in_step=InStep(
                 self.streams.places, c.framework, cell, probes(c), slowest_of(c.layout.ranks),
-                assumed=c.framework_assumed, stall_chance=waits.stall_chance(c),
-                stalls=waits.stalls(c), formats=(c.dtype, scheme_dtype(c.dtype, c.quant)),
+                stall_chance=waits.stall_chance(c),
+                stalls=waits.stalls(c), formats=(c.dtype, c.product_dtype),
                 least_flops=c.least_flops,
             ),
         )  # fmt: skip
