@@ -95,10 +95,17 @@ def _meant(field: Field, column: pandas.Series, spelling: str) -> pandas.Series:
     return pd.Series(told, column.index, dtype=object)
 
 
+def _open(field: Field, column: pandas.Series) -> pandas.Series:
+    """Whether each cell is a word that says nothing."""
+    return column.isin([one for one in column.dropna().unique() if field.meant(str(one)) == ""])
+
+
 def _joined(
     field: Field, told: Sequence[tuple[str, pandas.Series]], refused: dict[int, str]
 ) -> pandas.Series:
     """One column of several that say the same field; rows in which they differ are refused."""
+    if len(told) > 1:
+        told = [(name, column.mask(_open(field, column))) for name, column in told]
     first, found = told[0]
     for other, column in told[1:]:
         both = (found.notna() & column.notna()).to_numpy()

@@ -237,15 +237,28 @@ def test_a_layout_of_a_plan_is_predicted_alike_as_a_row(cache, model, system, gp
 
 
 def test_a_written_plan_says_what_its_layouts_have_in_common(cache, tmp_path):
-    """With its layouts' columns, under their names in `steps`, it is a table of rows."""
+    """With its layouts' columns, under names that `steps` reads, it is a table of rows."""
     found = hp.plan("llama2-7b", "aic_h100_sxm", 8, batch=32, limit=20, cache=cache)
     found.write(tmp_path / "plan.csv")
     table = pd.read_csv(tmp_path / "plan.csv")
     table = table[table["time_s"].notna()]
-    called = {"gpus": "n_gpus", "sequence_parallel": "seq_parallel", "accumulation": "grad_accum"}
-    named = table.rename(columns=called).assign(sharding="zero" + table["zero"].astype(str))
-    steps = predict_steps(named, cache=cache).frame
+    steps = predict_steps(table.reset_index(drop=True), cache=cache).frame
     np.testing.assert_allclose(steps["predicted_s"], table["time_s"], rtol=1e-9)
+
+
+def test_what_a_column_says_by_another_name_is_not_assumed(cache):
+    row = {
+        "model": "llama2-7b", "accelerator": "h100_sxm", "world_size": 16, "tensor_parallel": 2,
+        "zero_stage": 3, "sequence_length": 1024, "gbs": 64, "recomputation": "recipe",
+    }  # fmt: skip
+    found = hp.assumed(row).iloc[0]
+    assert not {"gpu", "n_gpus", "tp", "sharding", "seq", "global_batch"} & {*found.dropna().index}
+    assert found["recompute"] == "none"
+    one, full = (
+        predict_steps(pd.DataFrame([asked]), cache=cache).frame["predicted_s"][0]
+        for asked in (row, row | found.dropna().to_dict())
+    )
+    assert one == full
 
 
 @pytest.mark.parametrize("name", ["torchtitan", "megatron", "nemo"])
