@@ -54,9 +54,13 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def pin(cores: Iterable[int]) -> tuple[int, ...]:
-    """Bind this process to `cores`, before JAX is imported; returns them, () if impossible here."""
+    """Bind this process to `cores`, before JAX is imported; returns them, () if impossible here.
+    What is bound to them already stays so, as a cell of a notebook that runs again.
+    """
     wanted = frozenset(cores)
     if "jax" in sys.modules:
+        if hasattr(os, "sched_getaffinity") and os.sched_getaffinity(0) == wanted:
+            return tuple(sorted(wanted))
         raise RuntimeError(
             "pin() must come before jax is imported, because XLA sizes its thread pool at start."
         )

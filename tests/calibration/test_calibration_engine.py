@@ -666,6 +666,8 @@ def test_pinning() -> None:
     late = python(PIN, core, "late")
     assert late.returncode == 1
     assert "before jax is imported" in late.stderr
+    again = f"import os; os.sched_setaffinity(0, [{core}])\n{textwrap.dedent(PIN)}"
+    assert python(again, core, "late").stdout == f"({core},) 1\n"
     absent = python(PIN, f"{core},4000")
     assert absent.returncode == 1
     assert "cannot run on core 4000: this machine has" in absent.stderr
