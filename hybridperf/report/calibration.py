@@ -153,7 +153,8 @@ def _of_its_scope(calibration: Calibration) -> list[str]:
         rate = float(f"{(fresh['bytes'] / fresh['time_s']).median():.2g}")
         said.append(
             "Times are of memory that was touched before: fresh memory comes at"
-            f" {quantity(rate, 'B/s')} here, so a first call takes longer."
+            f" {quantity(rate, 'B/s')} here, so a first call takes longer,"
+            " as every call does whose temporaries are beyond 32 MiB (`allocation`)."
         )
     if calibration.model.device.kind == "cpu":
         cores = calibration.model.device.multiprocessors
