@@ -23,9 +23,10 @@ import numpy as np
 from hybridperf.io import unknown
 from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import uniform_unique_rows
-from hybridperf_calibration.microbench.families import FAMILIES, FLOAT_BYTES, Family, OpProgram
-from hybridperf_calibration.microbench.families import points as sobol_points
+from hybridperf_calibration.microbench.families import FAMILIES
 from hybridperf_calibration.microbench.library import Library, library
+from hybridperf_calibration.microbench.op_programs import FLOAT_BYTES, Family, OpProgram
+from hybridperf_calibration.microbench.op_programs import points as sobol_points
 from hybridperf_calibration.microbench.timer import Budget, Case, dispatch_case, time_case
 
 _CALL_BYTES = 4e6  # copies are added until a call moves about this much

@@ -1,17 +1,9 @@
-"""The ops a training step is made of, as small JAX functions: one family per kind of op.
-
-A family turns a point of the unit cube into one function of a shape. Points come from a Sobol
-sequence (space-filling), sizes are log-uniform; some are powers of two, which hit caches
-differently, some multiples of eight, which suit vector units, some odd.
-"""
+"""The ops a training step is made of, as small JAX functions: one family per kind of op."""
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,115 +13,21 @@ from jax import lax
 from jax.experimental import sparse
 
 from hybridperf.ops.embedding_bag import OPTIMIZERS, Direction
-from hybridperf_calibration.microbench import machine
+from hybridperf_calibration.microbench import images, machine
 from hybridperf_calibration.microbench.lookup_updates import merged_update
 from hybridperf_calibration.microbench.lookups import Lookups
+from hybridperf_calibration.microbench.op_programs import (
+    FLOAT_BYTES,
+    Family,
+    OpProgram,
+    floats,
+    indices,
+    matrix,
+    size,
+)
 
 Array = Any
-FLOAT_BYTES = 4
 _SHARE_OF_MEMORY = 0.1  # that the largest table takes
-
-
-@dataclasses.dataclass(frozen=True)
-class OpProgram:
-    """One op of one shape; arguments are described, not made: floats, indices or lookups."""
-
-    name: str
-    fn: Callable[..., Any]
-    arguments: Sequence[tuple]
-    carry: int = 0  # leading arguments that are donated and come back as the leading results
-    # the row's columns where the op is a composite; None: read from the compiled program
-    columns: dict[str, Any] | None = None
-    # leading arguments that all sets have in common: a table that different indices look into
-    shared: int = 0
-    result_bytes: float | None = None  # of one copy, where larger than its largest own argument
-    # makes the op's operands inside the program; timed alone and taken off
-    prelude: Callable[..., Any] | None = None
-    # of an embedding bag: who looks up what; the row's columns come from it
-    lookups: Lookups | None = None
-    times: float = 1.0  # that the op counts: a gradient as so many forward passes
-    alone: bool = False  # one copy to a call: beside copies of itself XLA would fuse it differently
-
-    def shared_bytes(self) -> float:
-        """Bytes of the arguments that all sets have in common."""
-        return sum(FLOAT_BYTES * math.prod(a[1]) for a in self.arguments[: self.shared])
-
-    def own_bytes(self) -> list[float]:
-        """Bytes of each of the other arguments."""
-        return [float(FLOAT_BYTES * math.prod(a[1])) for a in self.arguments[self.shared :]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """`build(u)` maps a point u of the unit cube to a program; `quick` and `full` count points."""
-
-    name: str
-    dimensions: int
-    quick: int
-    full: int
-    build: Callable[[np.ndarray], OpProgram]
-
-
-@dataclasses.dataclass(frozen=True)
-class Reach:
-    """How large ops are measured, as a multiple of what one core of a CPU runs in a step."""
-
-    lengths: float = 1.0  # of the largest dimension
-    work: float = 1.0  # of the most elements and flops of an op
-
-
-GPU = Reach(lengths=4.0, work=64.0)
-_REACH = contextvars.ContextVar("_REACH", default=Reach())  # noqa: B039 - frozen
-
-
-@contextlib.contextmanager
-def reaching(reach: Reach) -> Iterator[None]:
-    """Programs built inside are as large as `reach` says."""
-    token = _REACH.set(reach)
-    try:
-        yield
-    finally:
-        _REACH.reset(token)
-
-
-def most(of_a_core: float) -> float:
-    """Elements or flops of one op, at most, of what a core of a CPU has."""
-    return of_a_core * _REACH.get().work
-
-
-def size(u: float, low: float, high: float, snap: float) -> int:
-    """A log-uniform whole number in [low, high]: by `snap` a power of two, multiple of 8 or odd.
-
-    Widths of real models are mostly of the first two kinds, batches and vocabularies of any. `high`
-    is that of one core of a CPU (`reaching`).
-    """
-    high *= _REACH.get().lengths
-    value = low * (high / low) ** u
-    if snap < 0.3:
-        return int(min(max(2 ** round(math.log2(value)), low), high))
-    if snap < 0.7 and value >= 16:
-        return int(max(round(value / 8) * 8, low))
-    return max(round(value) | 1, int(low))
-
-
-def _matrix(rows: int, cols: int, elements: float) -> tuple[int, int]:
-    """Rows and columns of at most so many elements: rows are halved until they are."""
-    while rows * cols > most(elements):
-        rows //= 2
-    return rows, cols
-
-
-def floats(*shape: int) -> tuple:
-    return ("float", shape)
-
-
-def singles(*shape: int) -> tuple:
-    """Single precision, whatever the op is measured in."""
-    return ("single", shape)
-
-
-def indices(below: int, *shape: int) -> tuple:
-    return ("index", shape, below)
 
 
 def _gemm(u: np.ndarray) -> OpProgram:
@@ -197,7 +95,7 @@ def _few_rows(u: np.ndarray) -> OpProgram:
 
 
 def _elementwise(u: np.ndarray) -> OpProgram:
-    rows, cols = _matrix(size(u[0], 8, 8192, u[3]), size(u[1], 8, 2048, u[4]), 4e6)
+    rows, cols = matrix(size(u[0], 8, 8192, u[3]), size(u[1], 8, 2048, u[4]), 4e6)
     inputs, arithmetic = 1 + int(u[2] * 5), 1 + int(18 * u[5] ** 2)
     transcendental = int(u[6] * 7) - 3
     fn = _chain(arithmetic, transcendental)
@@ -234,7 +132,7 @@ def _update_in_place(u: np.ndarray) -> OpProgram:
 
 
 def _strided(u: np.ndarray) -> OpProgram:
-    rows, cols = _matrix(size(u[0], 16, 4096, u[3]), size(u[1], 16, 2048, u[4]), 3e6)
+    rows, cols = matrix(size(u[0], 16, 4096, u[3]), size(u[1], 16, 2048, u[4]), 3e6)
     heads = size(u[2], 2, 16, 0.1)
     if u[7] < 0.25:
         return OpProgram(f"transpose {rows}x{cols}", lambda x: x.T, [floats(rows, cols)])
@@ -252,7 +150,7 @@ def _strided(u: np.ndarray) -> OpProgram:
 
 
 def _reduction(u: np.ndarray) -> OpProgram:
-    rows, cols = _matrix(size(u[0], 8, 8192, u[2]), size(u[1], 33, 4096, u[3]), 4e6)
+    rows, cols = matrix(size(u[0], 8, 8192, u[2]), size(u[1], 33, 4096, u[3]), 4e6)
     which = int(u[4] * 3)
     fn = [lambda x: x.sum(-1), lambda x: x.sum(0), lambda x: x.max(-1)][which]
     return OpProgram(f"reduction {which} {rows}x{cols}", fn, [floats(rows, cols)])
@@ -260,42 +158,12 @@ def _reduction(u: np.ndarray) -> OpProgram:
 
 def _window_reduction(u: np.ndarray) -> OpProgram:
     """Sums in windows of 32 and more, as XLA splits them, without the loop before."""
-    rows, cols = _matrix(size(u[0], 8, 2048, u[2]), size(u[1], 40, 2048, u[3]), 2e6)
+    rows, cols = matrix(size(u[0], 8, 2048, u[2]), size(u[1], 40, 2048, u[3]), 2e6)
     axis = -1 if u[4] < 0.7 else 0
     if axis == 0:
         rows = max(rows, 64)
     name = f"sum of squares {rows}x{cols} axis {axis}"
     return OpProgram(name, lambda x: x.sum(axis), [floats(rows, cols)], prelude=lambda x: x * x)
-
-
-def _pooling(u: np.ndarray) -> OpProgram:
-    """Maxima and sums in windows of an image, and which element of a window was the largest, as the
-    gradient of a maximum asks: the largest and its four coordinates at once.
-    """
-    batch, image = size(u[0], 1, 16, u[3]), size(u[1], 7, 56, u[4])
-    channels = min(size(u[2], 8, 256, u[3]), int(3e6 / (batch * image**2)) or 1)
-    window, padding = (2, 3)[int(u[5] * 2)], ("VALID", "SAME")[int(u[4] * 10) % 2]
-    places, shape = ((1, window, window, 1), (1, 2, 2, 1), padding), (batch, image, image, channels)
-    name = f"{'x'.join(map(str, shape))} in {window} {padding}"
-    if u[6] < 0.2:
-        most = lambda x: lax.reduce_window(x, -jnp.inf, lax.max, *places)  # noqa: E731
-        return OpProgram(f"maximum {name}", most, [floats(*shape)])
-    if u[6] < 0.3:
-        total = lambda x: lax.reduce_window(x, 0.0, lax.add, *places)  # noqa: E731
-        return OpProgram(f"sum {name}", total, [floats(*shape)])
-    if u[6] < 0.4:
-        largest = lambda x: jnp.argmax(x, -1)  # noqa: E731
-        return OpProgram(f"argmax {'x'.join(map(str, shape))}", largest, [floats(*shape)])
-
-    def larger(one: Sequence[Array], other: Sequence[Array]) -> tuple[Array, ...]:
-        return tuple(lax.select(one[0] >= other[0], a, b) for a, b in zip(one, other, strict=True))
-
-    def chosen(*of: Array) -> Array:
-        first = (-jnp.inf, *[np.int32(0)] * 4)
-        return lax.reduce_window(of, first, larger, *places)
-
-    at = [indices(image, *shape)] * 4
-    return OpProgram(f"place of the maximum {name}", chosen, [floats(*shape), *at])
 
 
 def _loop_reduction(u: np.ndarray) -> OpProgram:
@@ -322,8 +190,8 @@ def _vocabulary(u: float) -> int:
 
 
 def _gather(u: np.ndarray) -> OpProgram:
-    vocab, width = _matrix(_vocabulary(u[0]), size(u[1], 8, 512, u[4]), 5e7)
-    bags, pooling = _matrix(size(u[2], 32, 2048, u[5]), size(u[3], 1, 32, 0.9), 30_000)
+    vocab, width = matrix(_vocabulary(u[0]), size(u[1], 8, 512, u[4]), 5e7)
+    bags, pooling = matrix(size(u[2], 32, 2048, u[5]), size(u[3], 1, 32, 0.9), 30_000)
     if u[6] < 0.5:
         return _looked_up(vocab, width, bags * pooling)
     return _looked_up(vocab, width, bags, pooling)
@@ -342,7 +210,7 @@ def _looked_up(vocab: int, width: int, results: int, pooling: int = 0) -> OpProg
 
 
 def _scatter_add(u: np.ndarray) -> OpProgram:
-    vocab, width = _matrix(_vocabulary(u[0]), size(u[1], 4, 512, u[3]), 5e7)
+    vocab, width = matrix(_vocabulary(u[0]), size(u[1], 4, 512, u[3]), 5e7)
     return _scattered(vocab, width, size(u[2], 64, 30_000, u[4]))
 
 
@@ -360,7 +228,7 @@ def _large_table(u: np.ndarray) -> OpProgram:
     most_bytes = min(2e9, _SHARE_OF_MEMORY * (machine.memory_bytes() or 1.6e10))
     table_bytes = 1e8 * (max(most_bytes, 1e8) / 1e8) ** float(u[0])
     rows = int(table_bytes / FLOAT_BYTES / width)
-    bags, pooling = _matrix(size(u[2], 64, 4096, u[5]), size(u[3], 1, 32, 0.9), 30_000)
+    bags, pooling = matrix(size(u[2], 64, 4096, u[5]), size(u[3], 1, 32, 0.9), 30_000)
     which = int(u[6] * 5)
     if which == 0:
         return _looked_up(rows, width, bags * pooling)
@@ -374,9 +242,9 @@ def _large_table(u: np.ndarray) -> OpProgram:
 
 def skewed(u: np.ndarray, direction: Direction) -> Lookups:
     """A quarter uniform, the others skewed as in click models, a third with a flat head."""
-    rows, dim = _matrix(size(u[0], 1000, 600_000, 0.9), size(u[1], 8, 256, u[5]), 5e7)
+    rows, dim = matrix(size(u[0], 1000, 600_000, 0.9), size(u[1], 8, 256, u[5]), 5e7)
     most = 32 if direction == "forward" else 64  # XLA splits longer sums: then a bag is several ops
-    bags, pooling = _matrix(size(u[2], 32, 2048, u[6]), size(u[3], 1, most, 0.9), 30_000)
+    bags, pooling = matrix(size(u[2], 32, 2048, u[6]), size(u[3], 1, most, 0.9), 30_000)
     exponent = 0.0 if u[4] < 0.25 else round(0.3 + 1.2 * (u[4] - 0.25) / 0.75, 2)
     shift = 0.0 if u[7] < 0.67 else float(size((u[7] - 0.67) / 0.33, 1, 300, 0.9))
     return Lookups(rows, dim, bags, pooling, exponent, shift, direction)
@@ -434,7 +302,7 @@ def _spmm(u: np.ndarray) -> OpProgram:
     while rows * degree * n > 1.2e7:
         rows = max(rows // 2, 16)
         degree = max(degree - 1, 1)
-    cols, n = _matrix(cols, n, 1.2e7)
+    cols, n = matrix(cols, n, 1.2e7)
     nnz = rows * degree
 
     def multiply(x: Array, at: Array, values: Array) -> Array:
@@ -505,56 +373,6 @@ def _optimizer(u: np.ndarray) -> OpProgram:
     return OpProgram(f"adam {n}", adam, [floats(n)] * 4, carry=3, columns=columns)
 
 
-def _convolution(u: np.ndarray) -> OpProgram:
-    batch, image = size(u[0], 1, 16, u[4]), size(u[1], 7, 56, u[5])
-    c_in, c_out = size(u[2], 3, 256, u[4]), size(u[3], 8, 256, u[5])
-    kernel = [1, 3, 3, 5][int(u[6] * 4)]
-    stride = 1 + int(u[7] * 1.5)
-    batch = max(min(batch, int(most(4e8) / (kernel**2 * c_in * c_out * image**2))), 1)
-
-    def forward(x: Array, w: Array) -> Array:
-        return _convolved(x, w, stride)
-
-    x, w = floats(batch, image, image, c_in), floats(kernel, kernel, c_in, c_out)
-    out = -(-image // stride)
-    y = floats(batch, out, out, c_out)
-    name = f"{batch} {image} {c_in} {c_out} {kernel} {stride}"
-    if u[8] < 0.6:
-        return OpProgram(f"convolution {name}", forward, [x, w])
-    if u[8] < 0.8:  # the transposed programs of a backward pass
-        back = lambda w, g: _transposed(lambda x: forward(x, w), x[1], g)  # noqa: E731
-        return OpProgram(f"convolution inputs {name}", back, [w, y])
-    back = lambda x, g: _transposed(lambda w: forward(x, w), w[1], g)  # noqa: E731
-    return OpProgram(f"convolution weights {name}", back, [x, y])
-
-
-def _convolved(x: Array, w: Array, stride: int, groups: int = 1) -> Array:
-    layout = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(
-        x, w, (stride, stride), "SAME", dimension_numbers=layout, feature_group_count=groups
-    )
-
-
-def _transposed(linear: Callable[[Array], Array], shape: tuple[int, ...], gradient: Array) -> Array:
-    return jax.linear_transpose(linear, jax.ShapeDtypeStruct(shape, gradient.dtype))(gradient)[0]
-
-
-def _grouped_convolution(u: np.ndarray) -> OpProgram:
-    batch, image = size(u[0], 1, 8, 0.9), size(u[1], 7, 32, 0.9)
-    groups, per_group = size(u[2], 2, 64, u[4]), 1 if u[5] < 0.6 else size(u[3], 2, 16, 0.1)
-    kernel, channels = (3, 5)[int(u[6] * 2)], groups * per_group
-
-    def forward(x: Array, w: Array) -> Array:
-        return _convolved(x, w, 1, groups)
-
-    x, w = floats(batch, image, image, channels), floats(kernel, kernel, per_group, channels)
-    name = f"{batch} {image} {channels} {groups} {kernel}"
-    if u[7] < 0.7:
-        return OpProgram(f"grouped convolution {name}", forward, [x, w])
-    back = lambda w, g: _transposed(lambda x: forward(x, w), x[1], g)  # noqa: E731
-    return OpProgram(f"grouped convolution inputs {name}", back, [w, x])
-
-
 def _loop_trip(u: np.ndarray) -> OpProgram:
     trips = size(u[0], 50, 2000, 0.9)
     columns = {"op": "loop_trip", "dtype": "int32", "trips": trips}
@@ -563,7 +381,7 @@ def _loop_trip(u: np.ndarray) -> OpProgram:
 
 
 def _composite(op: str, rows: int, cols: int, fn: Callable[[Array], Array]) -> OpProgram:
-    rows, cols = _matrix(rows, cols, 2e6)
+    rows, cols = matrix(rows, cols, 2e6)
     columns = {"op": op, "dtype": "fp32", "rows": rows, "cols": cols}
     return OpProgram(f"{op} {rows}x{cols}", fn, [floats(rows, cols)], columns=columns)
 
@@ -578,7 +396,7 @@ FAMILIES = (
     Family("strided_loop", 8, quick=26, full=220, build=_strided),
     Family("reduction", 5, quick=8, full=130, build=_reduction),
     Family("window_reduction", 5, quick=14, full=130, build=_window_reduction),
-    Family("pooling", 7, quick=8, full=70, build=_pooling),
+    Family("pooling", 7, quick=8, full=70, build=images.pooling),
     Family("loop_reduction", 5, quick=10, full=140, build=_loop_reduction),
     Family("gather", 7, quick=16, full=200, build=_gather),
     Family("scatter_add", 5, quick=14, full=110, build=_scatter_add),
@@ -594,15 +412,7 @@ FAMILIES = (
     Family("layer_norm", 4, quick=6, full=40, build=_layer_norm),
     Family("random", 3, quick=4, full=24, build=_random),
     Family("optimizer", 3, quick=6, full=50, build=_optimizer),
-    Family("convolution", 9, quick=10, full=150, build=_convolution),
-    Family("grouped_convolution", 8, quick=6, full=50, build=_grouped_convolution),
+    Family("convolution", 9, quick=10, full=150, build=images.convolution),
+    Family("grouped_convolution", 8, quick=6, full=50, build=images.grouped_convolution),
     Family("loop_trip", 1, quick=3, full=10, build=_loop_trip),
 )
-
-
-def points(family: Family, count: int, seed: int = 0) -> np.ndarray:
-    """`count` points of a scrambled Sobol sequence [count, dimensions]."""
-    from scipy.stats import qmc
-
-    rounded_up = 1 << max(count - 1, 1).bit_length()
-    return qmc.Sobol(family.dimensions, seed=seed).random(rounded_up)[:count]

@@ -28,21 +28,20 @@ from hybridperf.workloads.torch.calls import NAMES
 from hybridperf.workloads.torch.ops import kernels
 from hybridperf.workloads.torch.record import recorder
 from hybridperf_calibration.microbench import torch_families
-from hybridperf_calibration.microbench.families import (
+from hybridperf_calibration.microbench.families import bags, skewed
+from hybridperf_calibration.microbench.lookups import Lookups, spread_over
+from hybridperf_calibration.microbench.op_programs import (
     FLOAT_BYTES,
     GPU,
     Family,
     OpProgram,
     Reach,
-    bags,
     floats,
     indices,
     points,
     reaching,
     size,
-    skewed,
 )
-from hybridperf_calibration.microbench.lookups import Lookups, spread_over
 from hybridperf_calibration.microbench.timer import Budget, Case, Timing, timing_of
 from hybridperf_calibration.microbench.torch_images import convolved, fitting, product
 

@@ -27,7 +27,7 @@ from jax import lax
 from hybridperf.hardware import device_called, load_device
 from hybridperf.workloads.jax.lowered import lower_program
 from hybridperf_calibration.microbench.cases import argument, main_op
-from hybridperf_calibration.microbench.families import (
+from hybridperf_calibration.microbench.op_programs import (
     FLOAT_BYTES,
     GPU,
     Family,

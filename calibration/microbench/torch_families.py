@@ -18,15 +18,14 @@ import torch.nn.functional as nn
 from hybridperf.ops.embedding_bag import OPTIMIZERS
 from hybridperf.workloads.ratios import FUSED_ATTENTION
 from hybridperf_calibration.microbench import torch_images as images
-from hybridperf_calibration.microbench.families import (
+from hybridperf_calibration.microbench.families import bags, skewed
+from hybridperf_calibration.microbench.op_programs import (
     Family,
     OpProgram,
-    bags,
     floats,
     indices,
     singles,
     size,
-    skewed,
 )
 from hybridperf_calibration.microbench.torch_images import PRODUCT_FLOPS, fitting, product
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as nn
 
-from hybridperf_calibration.microbench.families import OpProgram, floats, indices, most, size
+from hybridperf_calibration.microbench.op_programs import OpProgram, floats, indices, most, size
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten

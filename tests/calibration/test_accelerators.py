@@ -20,7 +20,8 @@ from hybridperf.model.fit import own_gpu
 from hybridperf.ops.table import parse_ops
 from hybridperf_calibration.microbench import accelerator, copies, jax_queue
 from hybridperf_calibration.microbench.device_memory import memory_rows
-from hybridperf_calibration.microbench.families import FAMILIES, OpProgram, Reach, floats
+from hybridperf_calibration.microbench.families import FAMILIES
+from hybridperf_calibration.microbench.op_programs import OpProgram, Reach, floats
 from hybridperf_calibration.microbench.timer import Budget, Case, time_case
 
 QUICK = Budget(cap_s=0.01)
@@ -97,7 +98,8 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "family", ["gemm", "softmax", "window_reduction", "in_place", "embedding_bag", "gather"]
+    "family",
+    ["gemm", "softmax", "window_reduction", "pooling", "in_place", "embedding_bag", "gather"],
 )
 def test_a_row_of_jax_is_one_op_that_a_gpu_can_be_fitted_to(family, small) -> None:
     made = jax_queue.device_cases([one for one in FAMILIES if one.name == family], "quick")

@@ -8,8 +8,8 @@ import pytest
 
 from hybridperf.hardware import load_device
 from hybridperf.ops.table import parse_ops
-from hybridperf_calibration.microbench.families import GPU, Reach, reaching, size
 from hybridperf_calibration.microbench.lookups import Lookups
+from hybridperf_calibration.microbench.op_programs import GPU, Reach, reaching, size
 from hybridperf_calibration.microbench.timer import Budget, time_case
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")

@@ -7,7 +7,7 @@ import pytest
 
 from hybridperf.ops.embedding import Zipf
 from hybridperf.ops.embedding_bag import OPTIMIZERS
-from hybridperf_calibration.microbench import cases, families
+from hybridperf_calibration.microbench import cases, families, op_programs
 from hybridperf_calibration.microbench.lookups import Lookups
 
 SKEWED = Lookups(rows=20_000, dim=16, bags=400, pooling=10, exponent=1.1, shift=4.0)
@@ -56,7 +56,7 @@ def test_points_become_cases_with_keys_of_their_own(family: str) -> None:
     made = cases.op_cases("full", [family])
     assert len({case.key for case in made}) == len(made) > 100
     (built,) = [one for one in families.FAMILIES if one.name == family]
-    programs = [built.build(u) for u in families.points(built, 64, 0)]
+    programs = [built.build(u) for u in op_programs.points(built, 64, 0)]
     lookups = [program.lookups for program in programs]
     assert {bool(of and of.exponent > 0) for of in lookups} == {False, True}
     assert {bool(of and of.shift > 0) for of in lookups} == {False, True}

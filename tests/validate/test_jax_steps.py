@@ -8,7 +8,8 @@ import pytest
 
 from hybridperf.validate import here
 from hybridperf.workloads.own import made_by
-from hybridperf_calibration.microbench.families import FAMILIES, points
+from hybridperf_calibration.microbench.families import FAMILIES
+from hybridperf_calibration.microbench.op_programs import points
 
 NAMES = [spec["config"]["function"] for spec in here.KINDS]
 
