@@ -663,7 +663,7 @@ PIN = """
 def test_pinning() -> None:
     core = max(os.sched_getaffinity(0))
     assert python(PIN, core).stdout == f"({core},) 1\n"
-    late = python(PIN, core, "late")
+    late = python(PIN, f"{core},4000", "late")
     assert late.returncode == 1
     assert "before jax is imported" in late.stderr
     again = f"import os; os.sched_setaffinity(0, [{core}])\n{textwrap.dedent(PIN)}"

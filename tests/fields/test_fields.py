@@ -4,6 +4,7 @@ misspelt is read or refused by the field's name, others pass.
 
 import importlib.util
 import random
+import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from hybridperf.runs.serving_table import predict_serving
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import resolve
+from hybridperf.workloads.transformer.framework import framework_habits
 
 QUESTIONS = ("steps", "serve")
 _TRIES = 500
@@ -368,3 +370,8 @@ def test_help_and_docs_list_every_field(question: str) -> None:
         assert all(f"{name}" in shown for name in field.names)
         assert any(line.split()[0] == field.name for line in lines)
     assert max(map(len, lines)) <= 96
+
+
+def test_help_lists_every_framework() -> None:
+    said = re.findall(r"\w+", fields_of("steps")["framework"].meaning)
+    assert set(framework_habits()) <= set(said)

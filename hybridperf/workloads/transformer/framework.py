@@ -59,7 +59,7 @@ class Framework:
     narrows_apart: bool = False
     # a kernel for each op of a root mean square norm, in fp32
     composite_norms: bool = False
-    products: str = "cublas_12"  # library of its products (`model/kernels.toml`)
+    products: str = ""  # library of its products (`model/kernels.toml`)
 
 
 @functools.cache
@@ -195,6 +195,5 @@ def framework_names() -> tuple[str, ...]:
 def framework_called(name: str) -> Framework:
     """A framework's kernels by its name, or by that of a set of kernels."""
     check_word("framework", name, framework_names())
-    habits = framework_habits().get(name, {})
-    kernels = kernel_sets()[habits.get("kernels", name)]
-    return dataclasses.replace(kernels, products=habits.get("products", kernels.products))
+    habits = {**_contents()["default"], **framework_habits().get(name, {"kernels": name})}
+    return dataclasses.replace(kernel_sets()[habits["kernels"]], products=habits["products"])
