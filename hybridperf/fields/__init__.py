@@ -4,6 +4,6 @@
 reads a table's columns through one.
 """
 
-from hybridperf.fields.registry import Field, Fields, fields_of
+from hybridperf.fields.registry import Field, Fields, fields_of, questions
 
-__all__ = ["Field", "Fields", "fields_of"]
+__all__ = ["Field", "Fields", "fields_of", "questions"]

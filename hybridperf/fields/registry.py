@@ -15,9 +15,14 @@ A table of a file here is a field:
     scaled     by alias, the factor from its unit to the field's
     prefixes   of the same field of several things: prefill_tp_size, decode_tp_size; "" is itself
     prose      free text, which no other column is taken to misspell
+    least, most  of a number, where they are not those of its kind
+    needed     of a small table (`tables.toml`): whether a row must say it
+    words_from where other words stand that are legal, too: `folder`, each of whose TOML files is
+               one, or `file` and its `table` of them
 
-and `[columns]` has `foreign`, names that are nobody's misspelling, and `unread`, names that matter
-and are not read, each with what to write in its place.
+and `[columns]` has `row`, what a row is called, `foreign`, names that are nobody's misspelling, and
+`unread`, names that matter and are not read, each with what to write in its place. Small tables
+stand in one file, `tables.toml`, a table of fields each.
 
 Light to import: the command line shows this before it loads anything.
 """
@@ -29,6 +34,7 @@ import difflib
 import functools
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib import resources
 from typing import Any, Literal
@@ -62,6 +68,9 @@ class Field:
     spelt: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     scaled: Mapping[str, float] = dataclasses.field(default_factory=dict)
     prose: bool = False
+    least: float | None = None
+    most: float | None = None
+    needed: bool = True
 
     @property
     def priced(self) -> bool:
@@ -85,7 +94,7 @@ class Field:
 
         Args:
             text: what a cell says.
-            name: of its column, where that is an alias with words or a unit of its own.
+            name: of its column, where that is an alias with words of its own.
         """
         return _meant(self, text, name)
 
@@ -114,11 +123,6 @@ class Field:
 @functools.lru_cache(65536)
 def _meant(field: Field, text: str, name: str) -> str | None:
     text = text.strip()
-    if name in field.scaled:
-        try:
-            return repr(float(text) * field.scaled[name])
-        except ValueError:
-            return text
     spelling = folded(re.sub(r"(\d)\.0+$", r"\1", text))
     own = field.spelt.get(name, {})
     for key in (spelling, _flag_words().get(spelling, "")):
@@ -144,6 +148,7 @@ class Fields:
     by_name: Mapping[str, Field]
     foreign: frozenset[str]  # folded
     unread: Mapping[str, str]  # by folded name: what to write in its place
+    row: str = "row"  # what a row is called
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.by_name.values())
@@ -160,7 +165,9 @@ class Fields:
 
     @functools.cached_property
     def _called(self) -> Mapping[str, tuple[Field, str]]:
-        return {folded(name): (field, name) for field in self for name in field.names}
+        found = {folded(name): (field, name) for field in self for name in field.names}
+        alike = Counter(folded(name) for field in self for name in field.names)
+        return {name: one for name, one in found.items() if alike[name] == 1}
 
     def called(self, column: str) -> tuple[Field, str] | None:
         """(the field that a column says, which of its names the column has); None: none does."""
@@ -182,6 +189,7 @@ class Fields:
             name: field.name
             for name, (field, _) in self._called.items()
             if field.priced and not field.prose and field.name not in said
+            if len(name) > 1  # any letter is a slip of any other
         }
         near = [open_[name] for name in open_ if one_slip(text, name)]
         near = near or [open_[stem] for stem in _stems(column) if stem in open_]
@@ -193,22 +201,51 @@ class Fields:
 
 @functools.cache
 def fields_of(question: str) -> Fields:
-    """The registry of a question: "steps", "serve"."""
-    text = resources.files(__package__).joinpath(f"{question}.toml").read_text()
-    tables: dict[str, Any] = tomllib.loads(text)
+    """The registry of a question, "steps", "serve", "ops", "collectives", or of a small table of
+    `tables.toml`.
+    """
+    folder = resources.files(__package__)
+    own = folder.joinpath(f"{question}.toml")
+    if own.is_file():
+        tables: dict[str, Any] = tomllib.loads(own.read_text())
+    else:
+        tables = dict(tomllib.loads(folder.joinpath("tables.toml").read_text())[question])
     columns = tables.pop("columns", {})
     found = [one for name, table in tables.items() for one in _fields(name, table)]
     return Fields(
         question, {one.name: one for one in found},
         frozenset(map(folded, columns.get("foreign", ()))),
         {folded(name): why for name, why in columns.get("unread", {}).items()},
+        columns.get("row", "row"),
     )  # fmt: skip
+
+
+@functools.cache
+def questions() -> tuple[str, ...]:
+    """All that have fields: questions of their own file, then small tables."""
+    files = (one.name for one in resources.files(__package__).iterdir())
+    own = sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+    small = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text())
+    return (*(one for one in own if one != "tables"), *small)
+
+
+def shipped_words(folder: str = "", file: str = "", table: str = "") -> list[str]:
+    """Words that stand elsewhere in the package: names of a folder's TOML files, or of the entries
+    of a file's table.
+    """
+    package = resources.files("hybridperf")
+    if folder:
+        names = (one.name for one in package.joinpath(folder).iterdir())
+        return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+    return [*tomllib.loads(package.joinpath(file).read_text())[table]]
 
 
 def _fields(name: str, table: Mapping[str, Any]) -> Iterable[Field]:
     """The fields of a table: itself, and the same of each of some things."""
-    own = {key: value for key, value in table.items() if key != "prefixes"}
-    own["words"] = {word: tuple(others) for word, others in own.get("words", {}).items()}
+    own = {key: value for key, value in table.items() if key not in ("prefixes", "words_from")}
+    shipped = shipped_words(**table["words_from"]) if "words_from" in table else []
+    words = {**dict.fromkeys(shipped, ()), **own.get("words", {})}
+    own["words"] = {word: tuple(others) for word, others in words.items()}
     spelt = own.get("spelt", {}).items()
     own["spelt"] = {
         alias: {folded(text): value for text, value in words.items()} for alias, words in spelt

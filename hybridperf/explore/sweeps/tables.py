@@ -19,6 +19,7 @@ from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.ops import Op, columns_of, op_by_name
+from hybridperf.ops.base import op_fields
 from hybridperf.ops.table import LABELS
 
 _ANSWERS = {  # column of a prediction -> column of a sweep
@@ -63,11 +64,9 @@ class OpsTarget(Target):
         return cls(model_or_datasheet(place(given.model, folder)), ops)
 
     def known(self) -> set[str]:
-        of_ops = [
-            {*cls.dimensions(), *columns_of(cls).synonyms, *columns_of(cls).text}
-            for cls, _ in self._ops.values()
-        ]
-        return {"op", "dtype", "reuse_bytes", *LABELS}.union(*of_ops)
+        of_ops = [{*cls.dimensions(), *columns_of(cls).text} for cls, _ in self._ops.values()]
+        own = {"op", "dtype", "reuse_bytes", *LABELS}.union(*of_ops)
+        return {name for field in op_fields() if field.name in own for name in field.names}
 
     def check(self, extremes: Columns, given: set[str]) -> None:
         if "dtype" not in given:
@@ -79,15 +78,14 @@ class OpsTarget(Target):
             for dimension in cls.dimensions():
                 if dimension in fixed:
                     continue
-                others = columns.synonyms.items()
-                names = [dimension, *(theirs for theirs, ours in others if ours == dimension)]
-                if not given & set(names) and dimension not in columns.optional:
+                field = op_fields()[dimension]
+                if not given & set(field.names) and dimension not in columns.optional:
                     near = closest(dimension, given)
                     raise InputError(f"a sweep of {op} needs a parameter {dimension!r}{near}")
-                for name in names:
+                for name in field.names:
                     if name in extremes and extremes[name].dtype.kind in "iuf":
                         check_positive(name, extremes[name], zero=dimension in columns.zero_allowed)
-                    elif name in extremes and not columns.words:
+                    elif name in extremes and field.kind != "flag":
                         check_positive(name, extremes[name])
 
     def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
