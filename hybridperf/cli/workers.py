@@ -28,8 +28,14 @@ def workers(
     """Predict a data-parallel step of workers that differ: how long they wait for the slowest, the
     share of the batch that each should have, and what noise among them adds.
 
-    Columns of TABLE: device, slower (a factor; 1 if not given). Adds micro_batch_s, share, wait_s,
-    best_share, best_wait_s, note.
+    Columns of TABLE, and of --times; to TABLE are added micro_batch_s, share, wait_s, best_share,
+    best_wait_s, note:
+
+    \b
+    COLUMNS workers
+
+    \b
+    COLUMNS worker_times
     """
     from hybridperf.io import read_table, write_table
     from hybridperf.runs.uneven import uneven

@@ -166,12 +166,9 @@ def read_small_table(
     limits, texts = {}, []
     for field in fields:
         if field.kind in ("whole", "number"):
-            least, highest = field.least, most.get(field.name, field.most)
-            usual = Numbers(1.0 if field.kind == "whole" else 0.0)
-            limits[field.name] = Numbers(
-                usual.least if least is None else least, usual.most if highest is None else highest,
-                field.kind == "whole", field.needed,
-            )  # fmt: skip
+            highest = most.get(field.name, Numbers().most if field.most is None else field.most)
+            whole = field.kind == "whole"
+            limits[field.name] = Numbers(field.minimum, highest, whole, field.needed)
         elif field.needed:
             texts.append(field.name)
     return found.assign(**number_columns(found, limits, fields.row, texts))

@@ -41,7 +41,7 @@ from typing import Any, Literal
 
 Kind = Literal["whole", "number", "flag", "word", "text"]
 YES, NO = "yes", "no"
-_FLAG = {
+FLAG_WORDS = {
     YES: ("1", "true", "on", "enabled"), NO: ("0", "false", "off", "none", "disabled"),
     "": ("unknown", "recipe", "submission"),
 }  # fmt: skip
@@ -88,6 +88,17 @@ class Field:
         if self.kind == "flag":
             return f"{YES}, {NO}"
         return ", ".join(filter(None, self.words))
+
+    @property
+    def minimum(self) -> float:
+        """The least that a number may be."""
+        return (1.0 if self.kind == "whole" else 0.0) if self.least is None else self.least
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """All words that are legal, as they are listed."""
+        words = FLAG_WORDS if self.kind == "flag" else self.words
+        return tuple(filter(None, (one for word in words for one in (word, *words[word]))))
 
     def meant(self, text: str, name: str = "") -> str | None:
         """The value that a text means, "" where it says nothing; None where it is not legal.
@@ -137,7 +148,7 @@ def _meant(field: Field, text: str, name: str) -> str | None:
 
 @functools.cache
 def _flag_words() -> Mapping[str, str]:
-    return {folded(one): word for word, others in _FLAG.items() for one in (word, *others)}
+    return {folded(one): word for word, others in FLAG_WORDS.items() for one in (word, *others)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,6 +160,7 @@ class Fields:
     foreign: frozenset[str]  # folded
     unread: Mapping[str, str]  # by folded name: what to write in its place
     row: str = "row"  # what a row is called
+    small: bool = False  # a table whose rows must say what is `needed`
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.by_name.values())
@@ -216,7 +228,7 @@ def fields_of(question: str) -> Fields:
         question, {one.name: one for one in found},
         frozenset(map(folded, columns.get("foreign", ()))),
         {folded(name): why for name, why in columns.get("unread", {}).items()},
-        columns.get("row", "row"),
+        columns.get("row", "row"), not own.is_file(),
     )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ misspelt is read or refused by the field's name, others pass.
 
 import importlib.util
 import random
-import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from hybridperf.fields import Field, fields_of, questions
 from hybridperf.fields.columns import read_columns, row_of, said_by
 from hybridperf.fields.registry import columns_help, folded, one_slip
 from hybridperf.io import InputError, read_table
+from hybridperf.ops.frameworks import serving_frameworks
 from hybridperf.runs.serving_rows import understood
 from hybridperf.runs.serving_table import predict_serving
 from hybridperf.training.steps.batch import PriceCache
@@ -359,7 +359,7 @@ def test_a_column_is_read_from_as_many_files_as_its_recipe_says(
     assert len(having) == files
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("question", questions())
 def test_help_and_docs_list_every_field(question: str) -> None:
     spec = importlib.util.spec_from_file_location("hooks", _ROOT / "docs" / "hooks.py")
     assert spec is not None
@@ -376,5 +376,6 @@ def test_help_and_docs_list_every_field(question: str) -> None:
 
 
 def test_help_lists_every_framework() -> None:
-    said = re.findall(r"\w+", fields_of("steps")["framework"].meaning)
-    assert set(framework_habits()) <= set(said)
+    assert set(framework_habits()) == set(fields_of("steps")["framework"].words)
+    assert all(f"{name}" in columns_help("steps") for name in framework_habits())
+    assert set(serving_frameworks()) == set(fields_of("serve")["backend"].words)
