@@ -26,7 +26,7 @@ from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
 from hybridperf.runs.serving_machines import Machine, known_names, machine_of
-from hybridperf.runs.serving_published import points_of, published, settings_of
+from hybridperf.runs.serving_published import points_of, published, settings_of, told_in_text
 from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -41,8 +41,6 @@ UNTOLD_DECODERS, UNTOLD_PREFILLERS = 3.0, 1.0
 # chance that a token which a model's own further head drafts is taken, where nothing tells it: of
 # published rows of DeepSeek that draft three and of such that do not, 2.5 tokens a step
 ACCEPTANCE = 0.7
-_CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
-_MEASURED = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
 _TOO_WIDE = (
     "expected tp_size of 1, 2, 4, 8 or 16, GPUs that split each layer of one engine, got {}, a"
     " total of GPUs: how they are shared out is not told; give tp_size, attention_dp_size,"
@@ -112,8 +110,9 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
     out = []
     for at, record in enumerate(records):
         values = {str(name): value for name, value in record.items() if not _empty(value)}
-        values["concurrency"] = _clients(values)
-        values.setdefault("measured", _in_text(values, _MEASURED))
+        values = told_in_text(values) | values
+        values.setdefault("concurrency", values.get("batch_size", math.nan))
+        values.setdefault("measured", "")
         told = tuple((name, values[name]) for name in _USED if name in values)
         if told not in seen:
             try:
@@ -129,19 +128,6 @@ _USED = FIELDS.of("words", "layout")
 
 def _empty(value: Any) -> bool:
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
-
-
-def _clients(values: Mapping[str, Any]) -> Any:
-    if "concurrency" in values:
-        return values["concurrency"]
-    found = _in_text(values, _CONCURRENCY)
-    return float(found) if found else values.get("batch_size", math.nan)
-
-
-def _in_text(values: Mapping[str, Any], pattern: re.Pattern[str]) -> str:
-    """What a text of a row says after a word; empty: no text does."""
-    texts = (value for value in values.values() if isinstance(value, str))
-    return next((found[1] for text in texts if (found := pattern.search(text))), "")
 
 
 def _row(values: Mapping[str, Any]) -> ServedRow:
