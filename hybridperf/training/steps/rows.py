@@ -2,7 +2,7 @@
 missing or contradicts itself.
 
 Both schemas are read (`data/README.md`): that of published steps and vTrain's. A row's own words
-come first, then its framework's habits (`transformer/frameworks.toml`), and each habit that was
+come first, then its framework's habits (`fields/frameworks/`), and each habit that was
 used stands in the row's notes. What cannot be predicted is refused with one sentence that names the
 row and the rule; what contradicts itself is predicted by its layout and flagged.
 
