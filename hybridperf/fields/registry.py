@@ -32,6 +32,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import re
 import tomllib
 from collections import Counter
@@ -49,6 +50,7 @@ _ALIKE, _LONG = 0.85, 7  # of difflib's ratio, of names of so many letters: "mic
 _BEFORE = ("n", "num", "nr", "no_of", "number_of", "total", "my", "the")
 _BEHIND = ("size", "degree", "count", "num", "number", "ranks", "type", "mode", "value", "dim")
 _MOST_OFFERED = 3
+_LARGEST = 1e9  # of numbers that say no limit of their own
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,6 +111,29 @@ class Field:
         """
         return _meant(self, text, name)
 
+    def word(self, text: str) -> str:
+        """One of the listed words, "" for nothing; `InputError` for another."""
+        found = self.meant(text)
+        if found is None:
+            flag = f"{YES} or {NO} in {self.name}"
+            raise _wrong(
+                flag if self.kind == "flag" else f"a {self.name} of {self.legal}", repr(text)
+            )
+        return found
+
+    def count(self, said: Any) -> int:
+        """A whole number of `minimum` or more; `InputError` for anything else."""
+        return _count(self, said)
+
+    def number(self, said: Any) -> float:
+        """A number of `minimum` or more, at most `most`; `InputError` for anything else."""
+        least, most = self.minimum, _LARGEST if self.most is None else self.most
+        if not least <= (found := _float(said)) < most:
+            over = f" and below {most:g}" if found >= most else ""
+            got = repr(said) if math.isnan(found) else f"{found:g}"
+            raise _wrong(f"a number of {least or 'zero'} or more{over} in {self.name}", got)
+        return found
+
     @functools.cached_property
     def spellings(self) -> Mapping[str, str]:
         """The value of each listed word, folded."""
@@ -129,6 +154,29 @@ class Field:
     def agree(self, text: str, other: str) -> bool:
         """Whether two texts mean the same value."""
         return self._same(text) == self._same(other)
+
+
+def _wrong(expected: str, got: str) -> ValueError:
+    """The `InputError` of a value that is not legal."""
+    from hybridperf.io import InputError  # with pandas: only where something is wrong
+
+    return InputError(f"expected {expected}, got {got}")
+
+
+def _float(said: Any) -> float:
+    try:
+        return float(said)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+@functools.lru_cache(65536)
+def _count(field: Field, said: Any) -> int:
+    value, least = _float(said), field.minimum
+    if not math.isfinite(value) or value < least or value != int(value):
+        got = repr(said) if math.isnan(value) else str(said).removesuffix(".0")
+        raise _wrong(f"a whole number of {least:g} or more in {field.name}", got)
+    return int(value)
 
 
 @functools.lru_cache(65536)

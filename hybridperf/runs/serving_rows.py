@@ -144,10 +144,10 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     common: dict[str, Any] = {
         "shape": shape, "framework": framework,
         **_schemes(values, name, habits, machine, framework, bool(shape.experts), notes),
-        "lora_rank": _count(values, "lora_rank", 0, 0),
+        "lora_rank": _count(values, "lora_rank", 0),
         "moe_backend": str(values.get("moe_backend", "")).lower(),
     }  # fmt: skip
-    common |= {"drafted": _count(values, "drafted", 0, 0),
+    common |= {"drafted": _count(values, "drafted", 0),
                "acceptance": _number(values, "acceptance", ACCEPTANCE * ("drafted" in values)),
                "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
     found: dict[str, Any] = {
@@ -178,9 +178,9 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         engine, max_sequences=_count(values, "max_num_seqs", engine.max_sequences),
         moe_backend=str(values.get("moe_backend", "")).lower(),
     )  # fmt: skip
-    if _number(values, "may_draft", 0.0) and "drafted" not in values:
+    if values.get("may_draft") and "drafted" not in values:
         found["drafts_known"] = False
-    if not engine.drafted and (drafted := _count(values, "drafted", 0, 0)):
+    if not engine.drafted and (drafted := _count(values, "drafted", 0)):
         engine = dataclasses.replace(
             engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
         )
@@ -380,19 +380,12 @@ def _text(values: Mapping[str, Any], name: str) -> str:
 
 def _word(values: Mapping[str, Any], name: str) -> str:
     """One of a field's words, "" for nothing."""
-    given = str(values.get(name, "")).lower()
-    found = FIELDS[name].meant(given)
-    if found is None:
-        raise InputError(f"expected a {name} of {FIELDS[name].legal}, got {given!r}")
-    return found
+    return FIELDS[name].word(str(values.get(name, "")).lower())
 
 
-def _count(values: Mapping[str, Any], name: str, default: int = 1, least: int = 1) -> int:
+def _count(values: Mapping[str, Any], name: str, default: int = 1) -> int:
     """A whole number."""
-    found = _number(values, name, float(default))
-    if found != int(found) or found < least:
-        raise InputError(f"expected a whole number of {least} or more in {name}, got {found:g}")
-    return int(found)
+    return FIELDS[name].count(values[name]) if name in values else default
 
 
 def _number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
@@ -403,12 +396,4 @@ def _number(values: Mapping[str, Any], name: str, default: float | None = None) 
             f"expected a number in the column {name}, got none; `hybridperf serve --help` lists"
             " the columns"
         )
-    try:
-        found = float(values[name])
-    except (TypeError, ValueError):
-        given = repr(values[name])
-        raise InputError(f"expected a number of zero or more in {name}, got {given}") from None
-    if not 0 <= found < 1e9:
-        expected = f"expected a number of zero or more in {name}"
-        raise InputError(f"{expected}{' and below 1e9' if found >= 1e9 else ''}, got {found:g}")
-    return found
+    return FIELDS[name].number(values[name])

@@ -302,7 +302,7 @@ def test_words_as_people_write_them(said, same):
 
 def test_a_framework_that_nobody_knows_is_said():
     (row,) = resolve(rows({"framework": "PyTorch Lightning"}))
-    assert "framework pytorch_lightning is not known, only megatron_deepspeed, " in row.note
+    assert "framework pytorch_lightning is not known, only eager_pytorch, " in row.note
     assert "framework megatron_core assumed" in row.note
 
 
