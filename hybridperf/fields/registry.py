@@ -17,6 +17,7 @@ A table of a file here is a field:
     prose      free text, which no other column is taken to misspell
     least, most  of a number, where they are not those of its kind
     needed     of a small table (`tables.toml`): whether a row must say it
+    numbered   how many of the name and a number there are, from 0: rf_0, rf_1, ...
     words_from where other words stand that are legal, too: `folder`, each of whose TOML files is
                one, or `file` and its `table` of them
 
@@ -302,7 +303,8 @@ def shipped_words(folder: str = "", file: str = "", table: str = "") -> list[str
 
 def _fields(name: str, table: Mapping[str, Any]) -> Iterable[Field]:
     """The fields of a table: itself, and the same of each of some things."""
-    own = {key: value for key, value in table.items() if key not in ("prefixes", "words_from")}
+    apart = ("prefixes", "words_from", "numbered")
+    own = {key: value for key, value in table.items() if key not in apart}
     shipped = shipped_words(**table["words_from"]) if "words_from" in table else []
     words = {**dict.fromkeys(shipped, ()), **own.get("words", {})}
     own["words"] = {word: tuple(others) for word, others in words.items()}
@@ -310,6 +312,10 @@ def _fields(name: str, table: Mapping[str, Any]) -> Iterable[Field]:
     own["spelt"] = {
         alias: {folded(text): value for text, value in words.items()} for alias, words in spelt
     }
+    for number in range(table.get("numbered", 0)):
+        yield Field(f"{name}_{number}", **own)
+    if "numbered" in table:
+        return
     for prefix in table.get("prefixes", ("",)):
         called = {
             kind: tuple(f"{prefix}{one}" for one in own.get(kind, ()))

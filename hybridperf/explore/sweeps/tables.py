@@ -15,6 +15,7 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traffic import canonical_collective
 from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
 from hybridperf.explore.sweeps.written import Part
+from hybridperf.fields import fields_of
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel, model_or_datasheet
@@ -27,8 +28,7 @@ _ANSWERS = {  # column of a prediction -> column of a sweep
 }  # fmt: skip
 _MARKS: dict[str, type] = {"in_range": bool, "note": str}
 _SECONDS: dict[str, type] = dict.fromkeys(_ANSWERS.values(), float)
-_COLLECTIVE_SIZES = ("bytes", "n_gpus", "n_nodes", "gpus_per_node")
-_COLLECTIVE_WORDS = ("collective", "lib", "lib_version", "variant", "dtype", "in_place")
+_COLLECTIVE = [one for one in fields_of("collectives") if one.priced]
 
 
 class OpsGiven(Part):
@@ -108,17 +108,20 @@ class CollectivesTarget(Target):
         return cls(collectives_by_name(place(given.model, folder)))
 
     def known(self) -> set[str]:
-        return {*_COLLECTIVE_SIZES, *_COLLECTIVE_WORDS}
+        return {name for field in _COLLECTIVE for name in field.names}
 
     def check(self, extremes: Columns, given: set[str]) -> None:
-        for name in ("collective", "bytes", "n_gpus"):
-            if name not in given:
-                near = closest(name, given)
-                raise InputError(f"a sweep of collectives needs a parameter {name!r}{near}")
-        for collective in dict.fromkeys(extremes.get("collective", ())):
-            canonical_collective(str(collective))
-        for name in set(_COLLECTIVE_SIZES) & set(extremes):
-            check_positive(name, extremes[name], least=1.0)
+        for field in _COLLECTIVE:
+            told = [name for name in field.names if name in given]
+            if not told and field.name in ("collective", "bytes", "n_gpus"):
+                near = closest(field.name, given)
+                raise InputError(f"a sweep of collectives needs a parameter {field.name!r}{near}")
+            for name in (one for one in told if one in extremes):
+                if field.name == "collective":
+                    for collective in dict.fromkeys(extremes[name]):
+                        canonical_collective(str(collective))
+                elif field.kind in ("whole", "number"):
+                    check_positive(name, extremes[name], least=1.0)
 
     def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
         return _answers(self._model.predict(_frame(columns, self.known())), self.results)
