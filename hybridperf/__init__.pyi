@@ -18,6 +18,12 @@ from .engine.unlike import unlike as unlike
 from .engine.workload import Workload as Workload
 from .explore.crossover import Crossover as Crossover
 from .explore.crossover import sparse_crossover as sparse_crossover
+from .explore.frames import predict_collectives as predict_collectives
+from .explore.frames import predict_ops as predict_ops
+from .explore.frames import predict_plans as predict_plans
+from .explore.frames import predict_runs as predict_runs
+from .explore.frames import predict_serving as predict_serving
+from .explore.frames import predict_steps as predict_steps
 from .explore.searches.run import SearchResult as SearchResult
 from .explore.searches.run import search as search
 from .explore.sharding.run import shard as shard

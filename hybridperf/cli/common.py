@@ -46,7 +46,10 @@ def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:
                 command.__annotations__[name] = Annotated[kind, option]
         run = with_manner(command, own_progress=command.__name__ in WORDS["own_progress"])
         name = command.__name__.replace("_", "-")
-        app.command(name, epilog=f"\b\nExample:\n  $ {words['command_line']}")(run)
+        # options that name fields come as further words
+        settings = {"ignore_unknown_options": command.__name__ in WORDS["fields_are_options"]}
+        example = f"\b\nExample:\n  $ {words['command_line']}"
+        app.command(name, epilog=example, context_settings=settings)(run)
 
 
 def warn(*messages: str) -> None:

@@ -21,13 +21,12 @@ def ops(
     """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note;
     with --explain `explained`, the price as a waterfall of its stages.
     """
+    from hybridperf.explore.frames import predict_ops
     from hybridperf.io import read_table
-    from hybridperf.model import model_or_datasheet
 
     common.table_ready(out, [rows])
     common.compilation_cache()
-    frame = read_table(rows)
-    return common.say_predicted(model_or_datasheet(model).predict_ops(frame, explain=explain), out)
+    return common.say_predicted(predict_ops(read_table(rows), model, explain=explain), out)
 
 
 def collectives(
@@ -43,6 +42,7 @@ def collectives(
     note. With --find-slow instead: name hosts and pairs of hosts that are slower than the others.
     """
     from hybridperf.collectives.fit import collectives_by_name
+    from hybridperf.explore.frames import predict_collectives
     from hybridperf.io import write_table
     from hybridperf.traces.collective_logs.files import read_collectives
 
@@ -64,7 +64,7 @@ def collectives(
         )
         return 0
     common.compilation_cache()
-    return common.say_predicted(loaded.predict(frame), out)
+    return common.say_predicted(predict_collectives(frame, loaded), out)
 
 
 def _slow(frame: "pd.DataFrame", out: Path | None) -> int:

@@ -16,8 +16,8 @@ A table of a file here is a field:
     prefixes   of the same field of several things: prefill_tp_size, decode_tp_size; "" is itself
     prose      free text, which no other column is taken to misspell
 
-and `[columns]` has `foreign`, names that are nobody's misspelling, and `unread`, names that matter
-and are not read, each with what to write in its place.
+and `[columns]` has `foreign`, names that are nobody's misspelling, `unread`, names that matter and
+are not read, each with what to write in its place, and `of`, fields that other questions define.
 
 Light to import: the command line shows this before it loads anything.
 """
@@ -193,11 +193,13 @@ class Fields:
 
 @functools.cache
 def fields_of(question: str) -> Fields:
-    """The registry of a question: "steps", "serve"."""
+    """The registry of a question: "steps", "serve", "plans", "runs"."""
     text = resources.files(__package__).joinpath(f"{question}.toml").read_text()
     tables: dict[str, Any] = tomllib.loads(text)
     columns = tables.pop("columns", {})
-    found = [one for name, table in tables.items() for one in _fields(name, table)]
+    others = columns.get("of", {}).items()
+    found = [fields_of(other)[name] for other, names in others for name in names]
+    found += [one for name, table in tables.items() for one in _fields(name, table)]
     return Fields(
         question, {one.name: one for one in found},
         frozenset(map(folded, columns.get("foreign", ()))),

@@ -22,15 +22,15 @@ from hybridperf.explore.sweeps.document import (
     check_free,
     check_used,
     derived_columns,
-    is_finite,
     known_formula,
     read_spec_document,
 )
-from hybridperf.explore.sweeps.expression import Comparison, Expression, behind
-from hybridperf.explore.sweeps.prices import UnitPrice, read_prices
 from hybridperf.explore.sweeps.target import Target, read_target
 from hybridperf.explore.sweeps.written import Method, Objective, Range, TableColumn, part
+from hybridperf.hardware.prices import UnitPrice, read_prices
 from hybridperf.io import InputError
+from hybridperf.io.documents import is_finite
+from hybridperf.io.expression import Comparison, Expression, behind
 
 SHIPPED = Path(__file__).parent / "shipped"
 Box = Mapping[str, tuple[float, float]]  # least and most of each name
