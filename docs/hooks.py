@@ -18,7 +18,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """The page with the help of every command, the columns of a question, in place of its mark."""
     if "<!-- commands -->" in markdown:
         markdown = markdown.replace("<!-- commands -->", "\n".join(map(_section, _NAMES.split())))
-    for question in ("steps", "serve"):
+    for question in ("steps", "serve", "plans", "runs"):
         if (mark := f"<!-- columns of {question} -->") in markdown:
             markdown = markdown.replace(mark, columns(question))
     return markdown

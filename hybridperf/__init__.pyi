@@ -50,6 +50,7 @@ from .ops.embedding import thin as thin
 from .ops.embedding_bag import lookup_calls as lookup_calls
 from .report.calibration import calibration_pictures as calibration_pictures
 from .report.calibration import calibration_report as calibration_report
+from .report.grid_plot import plot_grid as plot_grid
 from .report.perfetto import write_timeline as write_timeline
 from .report.plan import plan_report as plan_report
 from .report.search import convergence_plot as convergence_plot
