@@ -299,7 +299,7 @@ QUESTIONS = {
 
 def _in_parts(
     frame: pandas.DataFrame, predict: Predict, what: str, remarks: Sequence[str] = (),
-    first: int = _FIRST,
+    first: int | None = None,
 ) -> pandas.DataFrame:  # fmt: skip
     """A table predicted part by part, as one that takes long shows how far it is.
 
@@ -308,9 +308,9 @@ def _in_parts(
         predict: predicts a part of it, given the places of its rows, counted from 1.
         what: of the rows, for the bar.
         remarks: on the whole, kept in `attrs`.
-        first: rows of the first part.
+        first: rows of the first part; None: `_FIRST`.
     """
-    rows, parts, done, size = len(frame), list[Any](), 0, first
+    rows, parts, done, size = len(frame), list[Any](), 0, first or _FIRST
     places = np.arange(1, rows + 1)
     start_s = time.perf_counter()
     with shown(what) as show:

@@ -46,7 +46,8 @@ def predict_run_rows(frame: pd.DataFrame) -> pd.DataFrame:
             rows.append({"note": str(error)})
     out = pd.DataFrame(rows, columns=[*COLUMNS])
     for name in COLUMNS:
-        out[name] = out[name].astype(object if name in WORDS else float)
+        words = out[name].astype(object).where(out[name].notna(), "")
+        out[name] = words if name in WORDS else out[name].astype(float)
     before = frame.drop(columns=[name for name in COLUMNS if name in frame])
     return before.assign(**{name: out[name].to_numpy() for name in COLUMNS})
 

@@ -51,9 +51,13 @@ def product(fields: dict) -> pd.DataFrame:
 
 
 def same(found: pd.DataFrame, expected: pd.DataFrame) -> None:
-    """Equal to the last digit, whatever files make of types."""
+    """Equal but for sums of arrays of other lengths, whatever files make of types."""
+    found, expected = (
+        one.assign(fits=one["fits"].astype("boolean")) if "fits" in one else one
+        for one in (found, expected)
+    )
     pd.testing.assert_frame_equal(
-        found.reset_index(drop=True), expected.reset_index(drop=True), check_exact=True,
+        found.reset_index(drop=True), expected.reset_index(drop=True), rtol=1e-12,
         check_dtype=False, check_column_type=False,
     )  # fmt: skip
 
@@ -73,7 +77,7 @@ def test_rows_of_a_frame_a_list_and_a_file_are_points(tmp_path: Path):
         {"model": "llama3-8b", "tp": 2, "recompute": "full", "mine": "a"},
         {"model": "llama2-7b", "tp": np.nan, "recompute": None, "mine": "b"},
         {"model": "nobody's", "tp": 3, "recompute": "none", "mine": "c"},
-    ]).assign(gpu="h100_sxm", n_gpus=8, global_batch=16)  # fmt: skip
+    ]).assign(gpu="h100_sxm", n_gpus=8, micro_batch=1, pp=1, global_batch=16)  # fmt: skip
     expected = hp.predict_steps(rows)
     assert expected["predicted_s"].notna().tolist() == [True, True, False]
     rows.to_parquet(tmp_path / "rows.parquet")
@@ -175,7 +179,7 @@ def test_the_command_sweeps_a_question(run: Callable, tmp_path: Path):
     out, other = tmp_path / "grid.parquet", tmp_path / "by_hand.parquet"
     status, said, err = run("sweep", "steps", *words, "--out", out, "--where", "tp * pp <= 4")
     assert status == 0, err
-    assert "24 rows of 32 points" in said
+    assert "20 rows of 32 points" in said
     done = hp.sweep("steps", other, fields=STEPS, where="tp * pp <= 4", quiet=True)
     same(pd.read_parquet(out).sort_index(axis=1), done.frame().sort_index(axis=1))
     table = tmp_path / "rows.csv"
@@ -228,7 +232,7 @@ def test_two_workers_write_what_one_process_writes(tmp_path: Path):
         hp.sweep("steps", tmp_path / f"{name}.parquet", fields=rows, chunk=4, workers=workers,
                  quiet=True)  # fmt: skip
     one, two = (pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("one", "two"))
-    pd.testing.assert_frame_equal(one, two, check_exact=True)
+    same(one, two)
 
 
 def test_five_kills_lose_and_double_nothing_and_a_flipped_byte_is_computed_again(tmp_path: Path):

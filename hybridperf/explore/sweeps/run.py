@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from hybridperf.explore.frames import QUESTIONS, Rows
 from hybridperf.explore.sweeps import cluster
@@ -62,7 +64,8 @@ class SweepResult:
 
     def frame(self, columns: Sequence[str] | None = None) -> pandas.DataFrame:
         """The rows of `out`, all columns or some."""
-        return pd.read_parquet(self.out, columns=None if columns is None else list(columns))
+        table = pq.read_table(self.out, columns=None if columns is None else list(columns))
+        return table.to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
 
 
 def sweep(

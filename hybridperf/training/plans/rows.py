@@ -62,8 +62,8 @@ def plan_rows(frame: pd.DataFrame, cache: PriceCache | None = None) -> pd.DataFr
             rows.append({"note": str(error)})
     out = pd.DataFrame(rows, columns=[*COLUMNS])
     for name in COLUMNS:
-        kind: Any = object if name in WORDS else float
-        out[name] = out[name].astype(kind)
+        words = out[name].astype(object).where(out[name].notna(), "")
+        out[name] = words if name in WORDS else out[name].astype(float)
     before = frame.drop(columns=[name for name in COLUMNS if name in frame])
     return before.assign(**{name: out[name].to_numpy() for name in COLUMNS})
 
