@@ -4,6 +4,8 @@ over the cloud of all rows.
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 from typing import Any, Literal
 
@@ -18,7 +20,8 @@ _MOST_CELLS = 60  # values of an axis of a heat map; lines over so many values o
 _MOST_LINES, _MOST_FACETS = 10, 12
 _MOST_POINTS = 20_000  # of a cloud
 _COLUMNS = 3
-_LOG_FROM = 20.0  # times from the least to the most, where an axis counts in logs
+_DPI = 80
+_LOG_FROM = 10.0  # times from the least to the most, where an axis counts in logs
 _LESS_IS_MORE = {"least": "min", "most": "max"}
 
 
@@ -82,12 +85,21 @@ def plot_grid(
         drawn = draw(axes, part, frame, x, y, hue, _LESS_IS_MORE[best], norm) or drawn
         axes.set(xlabel=x, ylabel=y, title=f"{facet} {value}" if facet else "")
     if drawn is not None:
-        figure.colorbar(drawn, ax=panels, label=f"{hue}, {best} of each cell" if cells else hue)
+        bar = figure.colorbar(drawn, ax=panels, label=f"{hue}, {best} of each cell" * cells or hue)
+        bar.ax.yaxis.set_major_formatter("{x:.3g}")
+        bar.ax.yaxis.set_minor_formatter("{x:.3g}")
     elif hue:
         panels[0].legend(title=hue, fontsize=7, title_fontsize=8)
     if path is not None:
         save_figure(figure, path)
+    figure._repr_png_ = functools.partial(_png, figure)  # what notebooks show of an object
     return figure
+
+
+def _png(figure: Any) -> bytes:
+    written = io.BytesIO()
+    figure.savefig(written, format="png", dpi=_DPI)
+    return written.getvalue()
 
 
 def _heat(
@@ -152,9 +164,10 @@ def _cloud(
             axes.plot(line.index, line.to_numpy(), "o-", ms=4, color=colour, label=str(value))
         elif order:
             axes.scatter([], [], color=colour, label=str(value))
-    for name, axis in ((x, axes.set_xscale), (y, axes.set_yscale)):
+    for name, scale, axis in ((x, axes.set_xscale, axes.xaxis), (y, axes.set_yscale, axes.yaxis)):
         if pd.api.types.is_numeric_dtype(whole[name]) and _in_logs(whole[name].to_numpy(float)):
-            axis("log")
+            scale("log")
+            axis.set_major_formatter("{x:g}")
     return drawn
 
 
