@@ -159,6 +159,13 @@ def published(prompt: float, output: float) -> bool:
     return [prompt, output] in _published_settings()["lengths"]
 
 
+def has_settings(prompt: float, output: float) -> bool:
+    """Whether `settings_of` may have any of rows of such lengths."""
+    found = _published_settings()
+    every = [found["lengths"], *(rule.get("lengths", []) for rule in found["rule"])]
+    return any([prompt, output] in one for one in every)
+
+
 def _fits(rule: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
     return (
         [told["prompt"], told["output"]] in rule.get("lengths", _published_settings()["lengths"])

@@ -8,6 +8,7 @@ are refused: nothing tells how they are shared out).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,12 @@ from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
 from hybridperf.runs.serving_machines import Machine, known_names, machine_of
-from hybridperf.runs.serving_published import points_of, published, settings_of
+from hybridperf.runs.serving_published import (
+    has_settings,
+    points_of,
+    published,
+    settings_of,
+)
 from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -109,6 +115,7 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
     read = read_columns(frame, "serve")
     records = read.frame.to_dict("records")
     seen: dict[tuple, ServedRow] = {}
+    alike: dict[tuple, ServedRow] = {}  # rows that differ in clients and lengths alone
     out = []
     for at, record in enumerate(records):
         values = {str(name): value for name, value in record.items() if not _empty(value)}
@@ -117,7 +124,10 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
         told = tuple((name, values[name]) for name in _USED if name in values)
         if told not in seen:
             try:
-                seen[told] = _row(values)
+                said = tuple(one for one in told if one[0] not in _SIZES)
+                seen[told] = _resized(alike.get(said), values)
+                if not _by_sizes(values):
+                    alike[said] = seen[told]
             except InputError as error:
                 seen[told] = ServedRow(refused=str(error))
         out.append(ServedRow(refused=read.refused[at]) if at in read.refused else seen[told])
@@ -125,6 +135,24 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
 
 
 _USED = FIELDS.of("words", "layout")
+_SIZES = ("concurrency", "isl", "osl")
+
+
+def _by_sizes(values: Mapping[str, Any]) -> bool:
+    """Whether more of a row than its sizes depends on them: a benchmark's scripts set it."""
+    lengths = _number(values, "isl"), _number(values, "osl")
+    return _word(values, "mode") == "disagg" or has_settings(*lengths)
+
+
+def _resized(row: ServedRow | None, values: Mapping[str, Any]) -> ServedRow:
+    """A row that says all but its sizes as another one does, from that; None: from its words."""
+    if row is None or _empty(values["concurrency"]) or _by_sizes(values):
+        return _row(values)
+    clients, prompt, output = (_number(values, name) for name in _SIZES)
+    longest = _number(values, "max_model_len", math.inf)
+    if min(clients, prompt, output) < 1 or prompt + output > longest:
+        return _row(values)  # which says what is wrong
+    return dataclasses.replace(row, clients=clients, prompt=prompt, output=output)
 
 
 def _empty(value: Any) -> bool:
@@ -141,7 +169,13 @@ def _clients(values: Mapping[str, Any]) -> Any:
 def _in_text(values: Mapping[str, Any], pattern: re.Pattern[str]) -> str:
     """What a text of a row says after a word; empty: no text does."""
     texts = (value for value in values.values() if isinstance(value, str))
-    return next((found[1] for text in texts if (found := pattern.search(text))), "")
+    return next((found for text in texts if (found := _group_in(text, pattern))), "")
+
+
+@functools.lru_cache(65536)
+def _group_in(text: str, pattern: re.Pattern[str]) -> str:
+    found = pattern.search(text)
+    return found[1] if found else ""
 
 
 def _row(values: Mapping[str, Any]) -> ServedRow:

@@ -68,7 +68,10 @@ class TableTarget(Target):
             if value:
                 settings[name] = place(value, folder)
         if "model" in question.settings and "model" not in settings:
-            raise InputError(f"a sweep of {given.question} needs a model, such as h100_sxm")
+            raise InputError(
+                f"a sweep of {given.question} needs a model: a folder, or a name that `hybridperf"
+                " models` lists"
+            )
         if "model" in settings:
             given = given.model_copy(update={"model": settings["model"]})
         return cls(question, given, settings, extremes)
