@@ -1,7 +1,7 @@
 """`hybridperf sweep`, `search` and `shard`: many configurations asked at once."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -88,7 +88,7 @@ def _formulas(given: list[str]) -> dict[str, str]:
     return common.named_in(given, "--derived NAME=FORMULA", "gib=memory_bytes/2**30", str)
 
 
-def _fields(question: str, words: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _fields(question: str, words: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """(values by field, what else the question is asked by) of options that name fields."""
     from hybridperf.explore.frames import QUESTIONS
 
@@ -104,7 +104,7 @@ def _fields(question: str, words: list[str]) -> tuple[dict[str, str], dict[str, 
             raise wrong(f"expected --{name} once, got it twice; separate values by commas")
         fields[name] = value if equals else left.pop(0)
     known = QUESTIONS[question].settings if question in QUESTIONS else ()
-    settings = {name: fields.pop(name) for name in known if name in fields}
+    settings: dict[str, Any] = {name: fields.pop(name) for name in known if name in fields}
     return fields, settings
 
 

@@ -23,6 +23,7 @@ from hybridperf.fields.columns import said_by
 from hybridperf.io import InputError
 
 _POINT = "point"
+_CHECKS: Mapping[str, type[Target]] = {"ops": OpsTarget, "collectives": CollectivesTarget}
 
 
 class TableGiven(Part):
@@ -54,8 +55,8 @@ class TableTarget(Target):
         self._words = {name: [one for one in values if isinstance(one, str)]
                        for name, values in extremes.items() if values.dtype == object}  # fmt: skip
         # of ops and collectives, whose sizes are checked before anything is predicted
-        checks = {"ops": OpsTarget, "collectives": CollectivesTarget}.get(given.question)
-        self._checks = checks and checks.read(given, Path(), extremes)
+        checks = _CHECKS.get(given.question)
+        self._checks = None if checks is None else checks.read(given, Path(), extremes)
         self.models = self._checks.models if self._checks else ()
         self._columns = {name for name in extremes if self._reads(name)} | {*given.also}
 
@@ -82,9 +83,9 @@ class TableTarget(Target):
         return fields_of(self._question.registry).called(name) is not None
 
     def known(self) -> set[str]:
-        registry = self._question.registry
-        named = set(fields_of(registry).by_name) if registry else self._checks.known()  # type: ignore[union-attr]  # one of both
-        return self._columns | named
+        if self._checks is not None:
+            return self._columns | self._checks.known()
+        return self._columns | set(fields_of(self._question.registry).by_name)
 
     def check(self, extremes: Columns, given: set[str]) -> None:
         if self._checks is not None:
