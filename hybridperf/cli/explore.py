@@ -27,6 +27,7 @@ def sweep(
     workers: int | None = None,
     scheduler: str | None = None,
     restart: bool = False,
+    html: Path | None = None,
     example: bool = False,
 ) -> int:
     """Evaluate a grid or sample of configurations into a Parquet file. Stopped at any moment, it
@@ -54,7 +55,9 @@ def sweep(
         lacking = "--out FILE" if spec else "a question with its fields or SPEC"
         raise wrong(f"expected {lacking} with `sweep`, got none; --example prints a spec")
     what, *words = spec
-    keep_files({"--out": out}, [Path(what), rows])
+    keep_files({"--out": out, "--html": html}, [Path(what), rows])
+    if html is not None:
+        common.ready(html, "--html")
     compilation_cache()
     fields, settings = _fields(what, words)
     if rows is not None and fields:
@@ -73,6 +76,10 @@ def sweep(
         rate += f" (of which compiling {done.compiling_s:.1f} s; without it {without})"
     print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
     common.result(rows=done.rows, points=done.points, out=done.out)
+    if html is not None and done.rows:
+        from hybridperf.report.grid_plot import drawn_rows
+
+        common.result(grid=drawn_rows(done))
     for path, what in ((done.top, "top points"), (done.front, "Pareto front")):
         if path:
             print_table(path, f"{what} in {path}")

@@ -21,6 +21,7 @@ _MOST_LINES, _MOST_FACETS = 10, 12
 _MOST_POINTS = 20_000  # of a cloud
 _COLUMNS = 3
 _DPI = 80
+_MOST_ON_A_PAGE = 1500
 _LOG_FROM = 10.0  # times from the least to the most, where an axis counts in logs
 _LESS_IS_MORE = {"least": "min", "most": "max"}
 
@@ -94,6 +95,20 @@ def plot_grid(
         save_figure(figure, path)
     figure._repr_png_ = functools.partial(_png, figure)  # what notebooks show of an object
     return figure
+
+
+def drawn_rows(done: SweepResult, most: int = _MOST_ON_A_PAGE) -> pd.DataFrame:
+    """Rows of a sweep that a page shows: the best, the front and some of the others, evenly; of
+    columns whose values differ and are no sentences.
+    """
+    frame = done.frame().drop(columns=["note", "layout", "fits", "in_range"], errors="ignore")
+    chosen = [frame.iloc[np.linspace(0, len(frame) - 1, min(most, len(frame))).astype(int)]]
+    for path in (done.top, done.front):
+        if path is not None:
+            points = pd.read_csv(path, usecols=["point"])["point"].head(most)
+            chosen.append(frame[frame["point"].isin(points)])
+    rows = pd.concat(chosen).drop_duplicates("point").sort_values("point").drop(columns="point")
+    return rows[[name for name in rows if rows[name].nunique() > 1]]
 
 
 def _png(figure: Any) -> bytes:

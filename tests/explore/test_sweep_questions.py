@@ -191,6 +191,11 @@ def test_the_command_sweeps_a_question(run: Callable, tmp_path: Path):
         "sweep", "ops", "--model", "h100_sxm", *ops, "--out", tmp_path / "ops.parquet"
     )
     assert "6 rows of 6 points" in said, err
+    page = tmp_path / "grid.html"
+    status, said, err = run("sweep", "steps", *words, "--out", out, "--html", page, "--where",
+                            "tp * pp <= 4")  # fmt: skip
+    assert "page in" in said, err
+    assert '"grid": [{"gpus": 8, ' in page.read_text()
     for more, says in (
         (["--tensr", "2"], "no field of steps"), (["--tp"], "expected --FIELD VALUES"),
         (["word"], "expected --FIELD VALUES"), (["--tp", "2"], "twice"),
