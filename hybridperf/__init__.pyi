@@ -18,6 +18,12 @@ from .engine.unlike import unlike as unlike
 from .engine.workload import Workload as Workload
 from .explore.crossover import Crossover as Crossover
 from .explore.crossover import sparse_crossover as sparse_crossover
+from .explore.frames import predict_collectives as predict_collectives
+from .explore.frames import predict_ops as predict_ops
+from .explore.frames import predict_plans as predict_plans
+from .explore.frames import predict_runs as predict_runs
+from .explore.frames import predict_serving as predict_serving
+from .explore.frames import predict_steps as predict_steps
 from .explore.searches.run import SearchResult as SearchResult
 from .explore.searches.run import search as search
 from .explore.sharding.run import shard as shard
@@ -44,6 +50,7 @@ from .ops.embedding import thin as thin
 from .ops.embedding_bag import lookup_calls as lookup_calls
 from .report.calibration import calibration_pictures as calibration_pictures
 from .report.calibration import calibration_report as calibration_report
+from .report.grid_plot import plot_grid as plot_grid
 from .report.perfetto import write_timeline as write_timeline
 from .report.plan import plan_report as plan_report
 from .report.search import convergence_plot as convergence_plot

@@ -56,7 +56,10 @@ def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:
         own_progress = command.__name__ in WORDS["own_progress"]
         run = with_manner(command, own_progress=own_progress, tables=asked)
         name = command.__name__.replace("_", "-")
-        app.command(name, epilog=f"\b\nExample:\n  $ {words['command_line']}")(run)
+        # options that name fields come as further words
+        settings = {"ignore_unknown_options": command.__name__ in WORDS["fields_are_options"]}
+        example = f"\b\nExample:\n  $ {words['command_line']}"
+        app.command(name, epilog=example, context_settings=settings)(run)
 
 
 def warn(*messages: str) -> None:

@@ -86,7 +86,7 @@ def with_manner(
                 ends.enter_context(_remarks_kept())
             elif verbose:
                 ends.enter_context(_all_warnings())
-            if not (quiet or own_progress):
+            if not (quiet or own_progress or given.get("rows")):  # tables show how far they are
                 ends.enter_context(_working(command.__name__.replace("_", "-")))
             found: dict[str, Any] = {}
             said = io.StringIO() if as_json else _Heard(sys.stdout)

@@ -106,8 +106,9 @@ def of_rows(
     """A table, predicted; the exit status."""
     import pandas as pd
 
+    from hybridperf.explore.frames import predict_serving
     from hybridperf.io import read_table
-    from hybridperf.runs.serving_table import predict_serving, saved
+    from hybridperf.runs.serving_table import saved
 
     if save and not fit_on:
         raise common.wrong(
@@ -116,11 +117,12 @@ def of_rows(
     common.table_ready(out, [rows, *fit_on])
     frame = read_table(rows)
     common.compilation_cache()
-    found = predict_serving(frame, fit=_fit(fit_on, model))
+    fit = _fit(fit_on, model)
+    predicted = predict_serving(frame, fit=fit)
     if save:
         measured = pd.concat([read_table(path) for path in fit_on], ignore_index=True)
-        print(f"a model of {saved(save, found.fit, measured)} with these effects in {save}")
-    return common.say_predicted(found.frame, out, "predicted_ttft_s")
+        print(f"a model of {saved(save, fit, measured)} with these effects in {save}")
+    return common.say_predicted(predicted, out, "predicted_ttft_s")
 
 
 def _fit(fit_on: Sequence[Path], model: Path | None) -> Any:

@@ -47,12 +47,14 @@ def steps(
     """
     import pandas as pd
 
+    from hybridperf.explore.frames import predict_steps
     from hybridperf.fields.columns import row_of, said_by
     from hybridperf.hardware import load_host
     from hybridperf.io import read_table
     from hybridperf.model.adapted_steps import Adaptation
-    from hybridperf.training.steps.full_row import assumed_words
-    from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
+    from hybridperf.training.steps.adaptation import adaptation
+    from hybridperf.training.steps.batch import shared_price_cache
+    from hybridperf.training.steps.predict import as_given, kept_as
     from hybridperf.training.steps.saved import saved_model
 
     rows, in_words = (
@@ -79,25 +81,25 @@ def steps(
             raise common.wrong(f"{lacking}; give measured steps")
     measured = pd.concat(tables, ignore_index=True) if tables else None
     common.compilation_cache()
-    overheads, adapted = load_host(host) if host else None, None
-    if knobs:
-        adapted = Adaptation.load(knobs)
-    found = predict_steps(frame, device or None, system or None, overheads, measured, adapted)
-    common.warn(*found.remarks)
+    overheads = load_host(host) if host else None
+    where = {"device": device or None, "system": system or None}
+    fitted = Adaptation.load(knobs) if knobs else None
+    if measured is not None:
+        fitted, remarks = adaptation(as_given(measured), shared_price_cache(), overheads, **where)
+        common.warn(*remarks)
+    predicted = predict_steps(frame, **where, host=overheads, knobs=fitted, explain=explain)
     if renamed := kept_as(as_given(frame)):
         new = ", ".join(renamed.values())
         common.warn(f"columns {', '.join(renamed)} of {rows} are kept as {new}")
     if save_knobs:
-        found.adaptation.save(save_knobs)
+        assert fitted is not None
+        fitted.save(save_knobs)
         print(f"efficiencies in {save_knobs}")
     if save:
+        assert fitted is not None
         assert measured is not None
-        saved = saved_model(save, found.adaptation, measured, device or None, system or None)
+        saved = saved_model(save, fitted, measured, device or None, system or None)
         print(f"a model of {saved.device.id} with these efficiencies in {save}")
-    predicted = found.frame
-    if explain:
-        words = assumed_words(as_given(frame), device or None, system or None)
-        predicted = predicted.assign(assumed=words)
     return common.say_predicted(predicted, out)
 
 

@@ -27,13 +27,12 @@ def ops(
     \b
     COLUMNS ops
     """
+    from hybridperf.explore.frames import predict_ops
     from hybridperf.io import read_table
-    from hybridperf.model import model_or_datasheet
 
     common.table_ready(out, [rows])
     common.compilation_cache()
-    frame = read_table(rows)
-    return common.say_predicted(model_or_datasheet(model).predict_ops(frame, explain=explain), out)
+    return common.say_predicted(predict_ops(read_table(rows), model, explain=explain), out)
 
 
 def collectives(
@@ -54,6 +53,7 @@ def collectives(
     COLUMNS collectives
     """
     from hybridperf.collectives.fit import collectives_by_name
+    from hybridperf.explore.frames import predict_collectives
     from hybridperf.io import write_table
     from hybridperf.traces.collective_logs.files import read_collectives
 
@@ -75,7 +75,7 @@ def collectives(
         )
         return 0
     common.compilation_cache()
-    return common.say_predicted(loaded.predict(frame), out)
+    return common.say_predicted(predict_collectives(frame, loaded), out)
 
 
 def _slow(frame: "pd.DataFrame", out: Path | None) -> int:

@@ -21,9 +21,9 @@ A table of a file here is a field:
     words_from where other words stand that are legal, too: `folder`, each of whose TOML files is
                one, or `file` and its `table` of them
 
-and `[columns]` has `row`, what a row is called, `foreign`, names that are nobody's misspelling, and
-`unread`, names that matter and are not read, each with what to write in its place. Small tables
-stand in one file, `tables.toml`, a table of fields each.
+and `[columns]` has `row`, what a row is called, `foreign`, names that are nobody's misspelling,
+`unread`, names that matter and are not read, each with what to write in its place, and `of`, fields
+that other questions define. Small tables stand in one file, `tables.toml`, a table of fields each.
 
 Light to import: the command line shows this before it loads anything.
 """
@@ -247,10 +247,11 @@ class Fields:
         if len(text) < 2 or text in self.foreign:
             return []
         open_ = {
-            name: field.name
-            for name, (field, _) in self._called.items()
+            folded(name): field.name
+            for field in self
             if field.priced and not field.prose and field.name not in said
-            if len(name) > 1  # any letter is a slip of any other
+            for name in field.names
+            if len(folded(name)) > 1  # any letter is a slip of any other
         }
         near = [open_[name] for name in open_ if one_slip(text, name)]
         near = near or [open_[stem] for stem in _stems(column) if stem in open_]
@@ -262,8 +263,8 @@ class Fields:
 
 @functools.cache
 def fields_of(question: str) -> Fields:
-    """The registry of a question, "steps", "serve", "ops", "collectives", or of a small table of
-    `tables.toml`.
+    """The registry of a question, "steps", "serve", "plans", "runs", "ops", "collectives", or of a
+    small table of `tables.toml`.
     """
     folder = resources.files(__package__)
     own = folder.joinpath(f"{question}.toml")
@@ -272,7 +273,9 @@ def fields_of(question: str) -> Fields:
     else:
         tables = dict(tomllib.loads(folder.joinpath("tables.toml").read_text())[question])
     columns = tables.pop("columns", {})
-    found = [one for name, table in tables.items() for one in _fields(name, table)]
+    others = columns.get("of", {}).items()
+    found = [fields_of(other)[name] for other, names in others for name in names]
+    found += [one for name, table in tables.items() for one in _fields(name, table)]
     return Fields(
         question, {one.name: one for one in found},
         frozenset(map(folded, columns.get("foreign", ()))),

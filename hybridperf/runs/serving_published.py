@@ -176,6 +176,18 @@ def published(prompt: float, output: float) -> bool:
     return [prompt, output] in _published_settings()["lengths"]
 
 
+def has_settings(prompt: float, output: float) -> bool:
+    """Whether `settings_of` may have any of rows of such lengths."""
+    return (prompt, output) in _lengths()
+
+
+@functools.cache
+def _lengths() -> frozenset[tuple[float, float]]:
+    found = _published_settings()
+    every = [found["lengths"], *(rule.get("lengths", []) for rule in found["rule"])]
+    return frozenset((prompt, output) for some in every for prompt, output in some)
+
+
 def _fits(rule: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
     return (
         [told["prompt"], told["output"]] in rule.get("lengths", _published_settings()["lengths"])

@@ -26,7 +26,13 @@ from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.closed_loop import CHUNK
 from hybridperf.runs.serving_machines import Machine, known_names, machine_of
-from hybridperf.runs.serving_published import points_of, published, settings_of, told_in_text
+from hybridperf.runs.serving_published import (
+    has_settings,
+    points_of,
+    published,
+    settings_of,
+    told_in_text,
+)
 from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -107,6 +113,7 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
     read = read_columns(frame, "serve")
     records = read.frame.to_dict("records")
     seen: dict[tuple, ServedRow] = {}
+    alike: dict[tuple, ServedRow] = {}  # rows that differ in clients and lengths alone
     out = []
     for at, record in enumerate(records):
         values = {str(name): value for name, value in record.items() if not _empty(value)}
@@ -116,7 +123,10 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
         told = tuple((name, values[name]) for name in _USED if name in values)
         if told not in seen:
             try:
-                seen[told] = _row(values)
+                said = tuple(one for one in told if one[0] not in _SIZES)
+                seen[told] = _resized(alike.get(said), values)
+                if not _by_sizes(values):
+                    alike[said] = seen[told]
             except InputError as error:
                 seen[told] = ServedRow(refused=str(error))
         out.append(ServedRow(refused=read.refused[at]) if at in read.refused else seen[told])
@@ -124,6 +134,24 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
 
 
 _USED = FIELDS.of("words", "layout")
+_SIZES = ("concurrency", "isl", "osl")
+
+
+def _by_sizes(values: Mapping[str, Any]) -> bool:
+    """Whether more of a row than its sizes depends on them: a benchmark's scripts set it."""
+    lengths = _number(values, "isl"), _number(values, "osl")
+    return _word(values, "mode") == "disagg" or has_settings(*lengths)
+
+
+def _resized(row: ServedRow | None, values: Mapping[str, Any]) -> ServedRow:
+    """A row that says all but its sizes as another one does, from that; None: from its words."""
+    if row is None or _empty(values["concurrency"]) or _by_sizes(values):
+        return _row(values)
+    clients, prompt, output = (_number(values, name) for name in _SIZES)
+    longest = _number(values, "max_model_len", math.inf)
+    if min(clients, prompt, output) < 1 or prompt + output > longest:
+        return _row(values)  # which says what is wrong
+    return dataclasses.replace(row, clients=clients, prompt=prompt, output=output)
 
 
 def _empty(value: Any) -> bool:

@@ -123,7 +123,9 @@ class TrainingRun:
         lost: shares of the time by what it goes to (`Goodput`).
         cycle: failures and checkpoints as they were chosen.
         spares: how many nodes wait.
+        words: what runs.
         notes: beliefs, each with its source.
+        step_s: seconds of a step, in the mean.
     """
 
     table: pd.DataFrame
@@ -132,6 +134,7 @@ class TrainingRun:
     spares: int
     words: str
     notes: tuple[str, ...]
+    step_s: float
 
     def row(self, name: str) -> tuple[float, float, float]:
         """(expected, low, high) of one line of the table."""
@@ -203,7 +206,7 @@ def training_run(step: Step, steps: float, settings: RunSettings | None = None) 
     if step.economy is not None:
         notes += step.economy.notes
     lost = {name: float(share) for name, share in found.shares().items()}
-    return TrainingRun(table, lost, cycle, count, step.words, tuple(notes))
+    return TrainingRun(table, lost, cycle, count, step.words, tuple(notes), step.step_s)
 
 
 def _cycle(

@@ -29,7 +29,7 @@ from hybridperf.explore.searches.integers import better, rounded
 from hybridperf.explore.searches.polish import MARGIN, Optimum, polish
 from hybridperf.explore.searches.problem import FREE, SearchProblem, columns_at, columns_before
 from hybridperf.explore.searches.spec import Constraint, SearchSpec, read_search, with_method
-from hybridperf.explore.sweeps.prices import UnitPrice
+from hybridperf.hardware.prices import UnitPrice
 from hybridperf.io import InputError, write_json
 
 SCHEMA_VERSION = 1

@@ -12,11 +12,12 @@ import pydantic
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traced import CollectivePricer
 from hybridperf.engine.graph import Graph, GraphBuilder
-from hybridperf.explore.sweeps.document import check_keys, is_finite
-from hybridperf.explore.sweeps.expression import Expression, parse
+from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.written import Faults, Part
 from hybridperf.fields import fields_of
 from hybridperf.io import InputError, closest, unknown
+from hybridperf.io.documents import is_finite
+from hybridperf.io.expression import Expression, parse
 from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
 from hybridperf.model.pricing import OpPricer

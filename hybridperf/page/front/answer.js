@@ -1,6 +1,7 @@
 // An answer by itself: what a command's --json holds, drawn, and what the command printed.
 
 import { band, scatter, timeline } from "./draw.js";
+import * as grid from "./grid.js";
 import { bars, cards, folded, legend, make, notes, section, sortable, table } from "./parts.js";
 import * as units from "./units.js";
 
@@ -85,6 +86,7 @@ const DRAWN = {
     const points = rows.map((row, at) => ({ x: row.tokens_per_s_user, y: row.tokens_per_s_gpu, low: row.front ? row.tokens_per_s_gpu_low : 0, high: row.front ? row.tokens_per_s_gpu_high : 0, hue: row.within ? 2 : 7, mark: at === 0, words: told(row, names) }));
     return [scatter("Each point is a deployment; green ones are within the limits, the circle is the best. The line is the front, upright lines are its 90 % intervals.", points, { name: "tokens per second of a user", log: true }, { name: "tokens per second and GPU", log: true }, [front(points, -1)])];
   },
+  grid: (rows) => grid.figures(rows, write, front),
   steps(rows) {
     const parts = PARTS.filter((name) => rows.some((row) => row[name] > 0));
     if (!parts.length) return [];

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridperf.explore.sweeps.progress import Progress
 from hybridperf.io import InputError, unknown
+from hybridperf.training.plans.progress import Progress
 from hybridperf.workloads.transformer import TransformerShape
 from hybridperf.workloads.transformer.columns import (
     FOLDED,

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ class PredictedSteps:
 def predict_steps(
     frame: pd.DataFrame, device: str | None = None, system: str | None = None,
     host: Host | None = None, fit_on: pd.DataFrame | None = None, knobs: Adaptation | None = None,
-    cache: PriceCache | None = None,
+    cache: PriceCache | None = None, places: Iterable[int] | None = None,
 ) -> PredictedSteps:  # fmt: skip
     """Predict each row of a table of training steps (`data/README.md`).
 
@@ -100,6 +100,7 @@ def predict_steps(
         fit_on: measured rows that step effects are fitted to.
         knobs: step effects that were fitted before; without either, beliefs alone count.
         cache: prices kept between calls; None: those of this process.
+        places: of the rows in the table that they are a part of, for messages; None: from 1 on.
     """
     if fit_on is not None and knobs is not None:
         raise InputError("expected rows to fit on or fitted knobs, got both; give one of them")
@@ -109,7 +110,7 @@ def predict_steps(
     known = knobs or Adaptation({}, host=host)
     if fit_on is not None:
         known, remarks = adaptation(fit_on, cache, host, device=device, system=system)
-    resolved = resolve(frame, device, system)
+    resolved = resolve(frame, device, system, places)
     questions, asked = resolved.unique()
     batch = cache.priced(questions)
     notes: dict[int, str] = {}

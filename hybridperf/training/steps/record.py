@@ -118,13 +118,17 @@ def _counted(field: str, text: str) -> Any:
         return text
 
 
-def row_names(frame: pd.DataFrame) -> list[str]:
-    """How a message calls each row [R]: its place, counted from 1, and its id."""
+def row_names(frame: pd.DataFrame, places: Iterable[int] | None = None) -> list[str]:
+    """How a message calls each row [R]: its place and its id.
+
+    `places`: of rows that are a part of a table, in that; None: counted from 1.
+    """
+    at = range(1, len(frame) + 1) if places is None else places
     if "id" not in frame:
-        return [f"row {at}" for at in range(1, len(frame) + 1)]
+        return [f"row {place}" for place in at]
     codes, texts = _cells(frame["id"])
     shown = [*(f" ({text})" if text else "" for text in texts), ""]
-    return [f"row {at}{shown[code]}" for at, code in enumerate(codes.tolist(), 1)]
+    return [f"row {place}{shown[code]}" for place, code in zip(at, codes.tolist(), strict=True)]
 
 
 def positive_numbers(frame: pd.DataFrame, name: str) -> np.ndarray:

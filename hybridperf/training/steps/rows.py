@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,11 +142,12 @@ class ResolvedRows:
 
 @without_collector()
 def resolve(
-    frame: pd.DataFrame, device: str | None = None, system: str | None = None
-) -> ResolvedRows:
+    frame: pd.DataFrame, device: str | None = None, system: str | None = None,
+    places: Iterable[int] | None = None,
+) -> ResolvedRows:  # fmt: skip
     """Understand each row of a table of training steps; a row that is wrong is refused by itself.
 
-    `device`, `system`: in place of the rows' own.
+    `device`, `system`: in place of the rows' own; `places`: as of `row_names`.
 
     Raises:
         InputError: for a device or system that nobody knows, and a table without a model.
@@ -170,7 +171,7 @@ def resolve(
         frame, [one.config for one in questions], [one.machine for one in questions],
         [one.global_batch for one in questions], of,
     )  # fmt: skip
-    asked = zip(of.tolist(), row_names(frame), strict=True)
+    asked = zip(of.tolist(), row_names(frame, places), strict=True)
     rows = [
         ResolvedRow(questions[one], name, flags.get(place, ()))
         for place, (one, name) in enumerate(asked)
