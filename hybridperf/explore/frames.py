@@ -154,7 +154,7 @@ def predict_runs(rows: Rows) -> pandas.DataFrame:
     Adds `predicted_days, days_low, days_high`; `goodput`, `uptime`, `failures`, `gpu_hours`, `usd`,
     `energy_j`, `co2_kg`, each with `_low` and `_high`; `predicted_step_s`, `spare_nodes`,
     `checkpoint_every_s`, `layout`, `note`. The step is that of the best layout, within what a row
-    pins of it (`tp=8`), or `step_s`.
+    pins of it (`tp=8`), or `step_time_s`.
 
     Args:
         rows: R runs, in the columns of `hybridperf run --help`.

@@ -29,7 +29,7 @@ FIELDS = {
     "serve": {"model": "llama3-8b", "gpu": "h100_sxm", "backend": ["vllm", "sglang"], "tp": [1, 2],
               "isl": [512, 1024], "osl": 64, "concurrency": [1, 16]},
     "plans": {"model": "llama3-8b", "system": "dgx_h100", "n_gpus": [8, 16], "global_batch": 64},
-    "runs": {"step_s": 5.0, "steps": 1e5, "n_gpus": "512..2048", "gpu": "h100_sxm",
+    "runs": {"step_time_s": 5.0, "steps": 1e5, "n_gpus": "512..2048", "gpu": "h100_sxm",
              "checkpoint": "sync,async"},
     "ops": {"op": "gemm", "dtype": ["bf16", "fp32"], "m": "256..1024", "n": 4096, "k": 512},
     "collectives": {"collective": "all_reduce", "bytes": "1024..1048576", "n_gpus": [2, 4],
@@ -70,6 +70,11 @@ def test_a_sweep_is_the_function_of_frames_on_the_product(question: str, tmp_pat
     expected = PREDICT[question](product(fields))
     same(done.frame().drop(columns="point"), expected)
     assert done.rows == done.points == len(expected)
+
+
+def test_questions_go_by_their_commands_names_too(tmp_path: Path):
+    done = hp.sweep("run", tmp_path / "runs.parquet", fields=FIELDS["runs"], quiet=True)
+    same(done.frame().drop(columns="point"), hp.predict_runs(product(FIELDS["runs"])))
 
 
 def test_rows_of_a_frame_a_list_and_a_file_are_points(tmp_path: Path):
