@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
+from hybridperf.explore.frames import step_effects
 from hybridperf.explore.sweeps.ranges import values_of
 from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.io import InputError
@@ -70,6 +71,22 @@ def test_a_sweep_is_the_function_of_frames_on_the_product(question: str, tmp_pat
     expected = PREDICT[question](product(fields))
     same(done.frame().drop(columns="point"), expected)
     assert done.rows == done.points == len(expected)
+
+
+def test_fitted_effects_are_those_of_the_function(tmp_path: Path):
+    rows = product(STEPS | {"gpus": 8, "pp": 1})
+    measured = rows.assign(step_time_s=1.5 * hp.predict_steps(rows)["predicted_s"])
+    effects, _ = step_effects(measured, None)
+    assert effects is not None
+    knobs = tmp_path / "knobs.json"
+    effects.save(knobs)
+    done = hp.sweep("steps", tmp_path / "grid.parquet", fields=STEPS, knobs=knobs, quiet=True)
+    expected = hp.predict_steps(product(STEPS), knobs=knobs)
+    same(done.frame().drop(columns="point"), expected)
+    believed = hp.predict_steps(product(STEPS))["predicted_s"]
+    assert (expected["predicted_s"] > 1.1 * believed).any()
+    with pytest.raises(InputError, match="another sweep"):  # by other effects
+        hp.sweep("steps", tmp_path / "grid.parquet", fields=STEPS, quiet=True)
 
 
 def test_questions_go_by_their_commands_names_too(tmp_path: Path):
