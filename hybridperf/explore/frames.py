@@ -331,7 +331,7 @@ def _in_parts(
                 parts.append(predict(frame.iloc[done : done + size], places[done : done + size]))
             except InputError:
                 # of a table of which no row can be read; a part may be, and the rest readable
-                if rows <= size:
+                if not done and rows <= size:
                     raise
                 parts, done = [predict(frame, places)], rows
                 break

@@ -233,6 +233,9 @@ def test_a_spec_can_ask_a_question(tmp_path: Path):
             name: one if isinstance(one, list) else [one] for name, one in STEPS.items()
         },
     }
+    wrong = spec | {"target": {"kind": "table", "question": "step"}}
+    with pytest.raises(InputError, match="known are ops, collectives, steps"):
+        hp.sweep(wrong, tmp_path / "grid.parquet", quiet=True)
     done = hp.sweep(spec, tmp_path / "grid.parquet", quiet=True)
     same(done.frame().drop(columns="point"), hp.predict_steps(product(STEPS)))
 
