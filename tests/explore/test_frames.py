@@ -148,7 +148,10 @@ def test_a_name_of_a_plan_or_a_run_is_of_one_field(question: str):
         ({"n_gpus": 8, "step_time_s": 1.0}, "expected steps with step_time_s"),
         ({"n_gpus": 8, "step_time_s": 1.0, "steps": 10, "model": "llama3-8b"}, "got both"),
         ({"model": "llama3-8b", "tokens": "1B"}, "expected system, n_gpus"),
-        ({"n_gpus": 8, "step_time_s": -1.0, "steps": 10}, "a number of 0 or more in step_time_s"),
+        (
+            {"n_gpus": 8, "step_time_s": -1.0, "steps": 10},
+            "a number of zero or more in step_time_s",
+        ),
         ({"n_gpus": 2.5, "step_time_s": 1.0, "steps": 10}, "a whole number of 1 or more in n_gpus"),
         (
             {"n_gpus": 8, "step_time_s": 1.0, "steps": 10, "checkpoint": "moon"},
