@@ -2,13 +2,11 @@
 
 import inspect
 from pathlib import Path
-from textwrap import indent
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from hybridperf.cli import common
-from hybridperf.fields.registry import columns_help
 
 _SETTINGS = ("evaluation_share", "stalls_per_day", "stall_s", "warmup_s")
 _MOST_GPUS = 10_000_000
@@ -50,7 +48,7 @@ def run(
     Columns that are read of a table; what is left out is assumed, and the note says so:
 
     \b
-    COLUMNS
+    COLUMNS runs
 
     \b
     Columns that are written:
@@ -147,9 +145,6 @@ def run(
                   step=found.words)  # fmt: skip
     common.table_written(found.table, out, "\nwritten to")
     return 0
-
-
-run.__doc__ = (run.__doc__ or "").replace("    COLUMNS", indent(columns_help("runs"), "    "))
 
 
 def _rows(rows: Path, out: Path | None) -> int:

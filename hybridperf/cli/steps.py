@@ -47,13 +47,10 @@ def steps(
     """
     import pandas as pd
 
-    from hybridperf.explore.frames import predict_steps
+    from hybridperf.explore.frames import predict_steps, step_effects
     from hybridperf.fields.columns import row_of, said_by
     from hybridperf.hardware import load_host
     from hybridperf.io import read_table
-    from hybridperf.model.adapted_steps import Adaptation
-    from hybridperf.training.steps.adaptation import adaptation
-    from hybridperf.training.steps.batch import shared_price_cache
     from hybridperf.training.steps.predict import as_given, kept_as
     from hybridperf.training.steps.saved import saved_model
 
@@ -83,10 +80,8 @@ def steps(
     common.compilation_cache()
     overheads = load_host(host) if host else None
     where = {"device": device or None, "system": system or None}
-    fitted = Adaptation.load(knobs) if knobs else None
-    if measured is not None:
-        fitted, remarks = adaptation(as_given(measured), shared_price_cache(), overheads, **where)
-        common.warn(*remarks)
+    fitted, remarks = step_effects(measured, knobs, overheads, **where)
+    common.warn(*remarks)
     predicted = predict_steps(frame, **where, host=overheads, knobs=fitted, explain=explain)
     if renamed := kept_as(as_given(frame)):
         new = ", ".join(renamed.values())

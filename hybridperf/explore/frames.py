@@ -104,18 +104,30 @@ def predict_steps(
     Raises:
         InputError: for a device, system or column that nobody knows, and a table without a model.
     """
+    from hybridperf.training.steps.predict import as_given
+
+    known, remarks = step_effects(fit_on, knobs, host, device, system)
+    predict = _steps(device, system, host, known, explain=explain)
+    return _in_parts(as_given(as_frame(rows)), predict, "steps", remarks)
+
+
+def step_effects(
+    fit_on: Rows | None, knobs: Adaptation | str | os.PathLike | None, host: Host | None = None,
+    device: str | None = None, system: str | None = None,
+) -> tuple[Adaptation | None, Sequence[str]]:  # fmt: skip
+    """(step effects fitted to measured rows, or as they were fitted before; remarks on the fit)."""
+    from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.training.steps.adaptation import adaptation
     from hybridperf.training.steps.batch import shared_price_cache
     from hybridperf.training.steps.predict import as_given
 
     if fit_on is not None and knobs is not None:
         raise InputError("expected rows to fit on or fitted knobs, got both; give one of them")
-    remarks = list[str]()
     if fit_on is not None:
         measured, cache = as_given(as_frame(fit_on)), shared_price_cache()
-        knobs, remarks = adaptation(measured, cache, host, device=device, system=system)
-    predict = _steps(device, system, host, knobs, explain=explain)
-    return _in_parts(as_given(as_frame(rows)), predict, "steps", remarks)
+        return adaptation(measured, cache, host, device=device, system=system)
+    loads = isinstance(knobs, str | os.PathLike)
+    return (Adaptation.load(Path(knobs)) if loads else knobs), ()  # type: ignore[arg-type, return-value]
 
 
 def predict_serving(
@@ -154,7 +166,7 @@ def predict_runs(rows: Rows) -> pandas.DataFrame:
     Adds `predicted_days, days_low, days_high`; `goodput`, `uptime`, `failures`, `gpu_hours`, `usd`,
     `energy_j`, `co2_kg`, each with `_low` and `_high`; `predicted_step_s`, `spare_nodes`,
     `checkpoint_every_s`, `layout`, `note`. The step is that of the best layout, within what a row
-    pins of it (`tp=8`), or `step_s`.
+    pins of it (`tp=8`), or `step_time_s`.
 
     Args:
         rows: R runs, in the columns of `hybridperf run --help`.
@@ -221,11 +233,10 @@ def _steps(
     device: str | None = None, system: str | None = None, host: Host | None = None,
     knobs: Adaptation | str | os.PathLike | None = None, explain: bool = False,
 ) -> Predict:  # fmt: skip
-    from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.training.steps.full_row import assumed_words
     from hybridperf.training.steps.predict import predict_steps as predicted
 
-    known = Adaptation.load(Path(knobs)) if isinstance(knobs, str | os.PathLike) else knobs
+    known, _ = step_effects(None, knobs)
 
     def of_part(part: pandas.DataFrame, places: np.ndarray) -> pandas.DataFrame:
         found = predicted(part, device, system, host, None, known, places=places.tolist()).frame
@@ -320,7 +331,7 @@ def _in_parts(
                 parts.append(predict(frame.iloc[done : done + size], places[done : done + size]))
             except InputError:
                 # of a table of which no row can be read; a part may be, and the rest readable
-                if rows <= size:
+                if not done and rows <= size:
                     raise
                 parts, done = [predict(frame, places)], rows
                 break

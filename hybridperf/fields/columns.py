@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -133,6 +132,33 @@ def _joined(
     return found
 
 
+def values_in(record: Mapping[str, object], fields: Fields) -> dict[str, Any]:
+    """What a row says, by field: whole numbers, numbers, true and false of flags, words, texts.
+
+    Args:
+        record: cells by the names of fields (`read_columns`); others and empty ones count nothing.
+        fields: of the question.
+
+    Raises:
+        InputError: for a cell that is no value of its field.
+    """
+    found: dict[str, Any] = {}
+    for name, cell in record.items():
+        if name in fields and cell is not None and cell is not pd.NA and cell == cell:  # no NaN
+            value = _value(fields[name], str(cell).strip())
+            found |= {} if value == "" else {name: value}
+    return found
+
+
+def _value(field: Field, text: str) -> Any:
+    if not text or field.kind == "text":
+        return text
+    if field.kind in ("whole", "number"):
+        return field.count(text) if field.kind == "whole" else field.number(text)
+    word = field.word(text)
+    return word == YES if word and field.kind == "flag" else word
+
+
 def read_whole(frame: pandas.DataFrame, question: str | Fields) -> pandas.DataFrame:
     """A table under the names of its fields, as `read_columns`; `InputError` too for the first row
     whose columns contradict each other.
@@ -173,43 +199,6 @@ def read_small_table(
         elif field.needed:
             texts.append(field.name)
     return found.assign(**number_columns(found, limits, fields.row, texts))
-
-
-def values_in(record: Mapping[str, object], fields: Fields) -> dict[str, Any]:
-    """What a row says, by field: whole numbers, numbers, true and false of flags, words, texts.
-
-    Args:
-        record: cells by the names of fields (`read_columns`); others and empty ones count nothing.
-        fields: of the question.
-
-    Raises:
-        InputError: for a cell that is no value of its field.
-    """
-    found: dict[str, Any] = {}
-    for name, cell in record.items():
-        if name in fields and cell is not None and cell is not pd.NA and cell == cell:  # no NaN
-            value = _value(fields[name], str(cell).strip())
-            found |= {} if value == "" else {name: value}
-    return found
-
-
-def _value(field: Field, text: str) -> Any:
-    meant = field.meant(text)
-    if meant is None:
-        raise InputError(f"expected a {field.name} of {field.legal}, got {text!r}")
-    if not meant or field.kind not in ("whole", "number", "flag"):
-        return meant
-    if field.kind == "flag":
-        return meant == YES
-    whole = field.kind == "whole"
-    try:
-        number = float(meant)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number >= whole and (not whole or number == int(number))):
-        rule = "a whole number of 1 or more" if whole else "a number of 0 or more"
-        raise InputError(f"expected {rule} in {field.name}, got {text!r}")
-    return int(number) if whole else number
 
 
 def row_of(words: Sequence[str], question: str) -> pandas.DataFrame:

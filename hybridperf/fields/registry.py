@@ -263,8 +263,8 @@ class Fields:
 
 @functools.cache
 def fields_of(question: str) -> Fields:
-    """The registry of a question, "steps", "serve", "plans", "runs", "ops", "collectives", or of a
-    small table of `tables.toml`.
+    """The registry of a question, "steps", "serve", "ops", "collectives", "plans", "runs", or of
+    a small table of `tables.toml`.
     """
     folder = resources.files(__package__)
     own = folder.joinpath(f"{question}.toml")

@@ -20,6 +20,7 @@ _MOST_CELLS = 60  # values of an axis of a heat map; lines over so many values o
 _MOST_LINES, _MOST_FACETS = 10, 12
 _MOST_POINTS = 20_000  # of a cloud
 _COLUMNS = 3
+_MOST_TICKS = 8
 _DPI = 80
 _MOST_ON_A_PAGE = 1500
 _LOG_FROM = 10.0  # times from the least to the most, where an axis counts in logs
@@ -144,8 +145,11 @@ def _heat(
 def _ticks(axis: Any, values: list[Any]) -> None:
     every = max(1, len(values) // 10)
     at = np.arange(0, len(values), every)
-    labels = [f"{values[one]:g}" if np.isreal(values[one]) else str(values[one]) for one in at]
-    axis.set_ticks(at + 0.5, labels)
+    axis.set_ticks(at + 0.5, [_words(values[one]) for one in at])
+
+
+def _words(value: Any) -> str:
+    return f"{value:g}" if np.isreal(value) else str(value)
 
 
 def _cloud(
@@ -183,6 +187,16 @@ def _cloud(
         if pd.api.types.is_numeric_dtype(whole[name]) and _in_logs(whole[name].to_numpy(float)):
             scale("log")
             axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("")
+        values = sorted(whole[name].unique())
+        if name == x and few and len(values) <= _MOST_TICKS:
+            axis.set_ticks(values, [*map(_words, values)])
+            axis.set_ticks([], minor=True)
+    if pd.api.types.is_numeric_dtype(whole[y]):  # panels are compared
+        low, high = (float(end) for end in (whole[y].min(), whole[y].max()))
+        gap = 0.05 * (high - low) or abs(high) or 1.0
+        logs = _in_logs(whole[y].to_numpy(float))
+        axes.set_ylim((low / 1.15, high * 1.15) if logs else (low - gap, high + gap))
     return drawn
 
 

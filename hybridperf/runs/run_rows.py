@@ -62,20 +62,20 @@ def _run(said: Mapping[str, Any]) -> TrainingRun:
     settings = RunSettings(
         **own, spares=None if spares is None else int(spares), mtbf_s=mtbf, given=beliefs
     )
-    if "step_s" not in said:
+    if "step_time_s" not in said:
         if of_step := [name for name in fields.of("step") if name in said]:
-            raise InputError(f"expected step_s with {of_step[0]} in a row of a run, got none")
+            raise InputError(f"expected step_time_s with {of_step[0]} in a row of a run, got none")
         if "tokens" not in said:
-            raise InputError("expected tokens, or step_s and steps, in a row of a run, got neither")
+            raise InputError("expected tokens, or step_time_s and steps, in a run, got neither")
         return run_cost(**arguments_of(said), tokens=said["tokens"], settings=settings)
     if "model" in said or "tokens" in said:
         raise InputError(
-            "expected model, system and tokens, or step_s and steps, in a row of a run, got both"
+            "expected model, system and tokens, or step_time_s and steps, in a run, got both"
         )
     if lacking := [name for name in ("n_gpus", "steps") if name not in said]:
-        raise InputError(f"expected {lacking[0]} with step_s in a row of a run, got none")
+        raise InputError(f"expected {lacking[0]} with step_time_s in a row of a run, got none")
     more = {name: said[name] for name in _OF_STEP if name in said}
-    step = given_step(said["step_s"], said["n_gpus"], device=said.get("gpu"), **more)
+    step = given_step(said["step_time_s"], said["n_gpus"], device=said.get("gpu"), **more)
     return training_run(step, said["steps"], settings)
 
 

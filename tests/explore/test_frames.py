@@ -10,7 +10,10 @@ import pytest
 import hybridperf as hp
 from hybridperf.explore import frames
 from hybridperf.explore.frames import QUESTIONS
+from hybridperf.fields import fields_of
+from hybridperf.fields.registry import folded
 from hybridperf.io import InputError
+from hybridperf.runs.training_run import BELIEFS
 
 OPS = [
     {"op": "gemm", "dtype": "bf16", "m": 4096, "n": 4096, "k": 512, "who": "a"},
@@ -34,7 +37,7 @@ SERVE = [
     for tp in (1, 2, 28)
 ]  # fmt: skip
 RUNS = [
-    {"step_s": 5.0, "steps": 1e5, "n_gpus": n, "gpu": "h100_sxm", "checkpoint": way}
+    {"step_time_s": 5.0, "steps": 1e5, "n_gpus": n, "gpu": "h100_sxm", "checkpoint": way}
     for n, way in ((1024, "async"), (4096, "memory"), (64, "elsewhere"))
 ]
 PLANS = [
@@ -116,6 +119,51 @@ def test_measured_rows_move_the_others_and_remarks_come_with_the_frame():
     assert isinstance(found.attrs["remarks"], tuple)
     with pytest.raises(InputError, match="rows to fit on or fitted knobs"):
         hp.predict_steps(STEPS, fit_on=measured, knobs="knobs.json")
+
+
+def test_a_table_of_runs_takes_no_options_of_one_run(run: Callable, tmp_path: Path):
+    table = tmp_path / "runs.csv"
+    pd.DataFrame(RUNS).to_csv(table, index=False)
+    for option in (["--gpus", "8"], ["--by-hand"], ["--shape", "llama3-8b"]):
+        status, _, err = run("run", table, *option)
+        assert status == 2
+        assert f"expected {option[0]} without a table" in err
+
+
+@pytest.mark.parametrize("question", ["plans", "runs"])
+def test_a_name_of_a_plan_or_a_run_is_of_one_field(question: str):
+    names = [folded(name) for field in fields_of(question) for name in field.names]
+    assert len(names) == len({*names})
+    own = [field for field in fields_of(question) if field.name not in fields_of("steps")]
+    assert all(field.meaning and (field.example or field.words or field.kind == "flag")
+               for field in own)  # fmt: skip
+    assert fields_of(question)["tp"] is fields_of("steps")["tp"], "defined once"
+    if question == "runs":
+        assert {*fields_of("runs").of("beliefs")} == {*BELIEFS}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"n_gpus": 8, "step_time_s": 1.0}, "expected steps with step_time_s"),
+        ({"n_gpus": 8, "step_time_s": 1.0, "steps": 10, "model": "llama3-8b"}, "got both"),
+        ({"model": "llama3-8b", "tokens": "1B"}, "expected system, n_gpus"),
+        (
+            {"n_gpus": 8, "step_time_s": -1.0, "steps": 10},
+            "a number of zero or more in step_time_s",
+        ),
+        ({"n_gpus": 2.5, "step_time_s": 1.0, "steps": 10}, "a whole number of 1 or more in n_gpus"),
+        (
+            {"n_gpus": 8, "step_time_s": 1.0, "steps": 10, "checkpoint": "moon"},
+            "sync, async, memory",
+        ),
+        ({"n_gpus": 8, "step_time_s": 1.0, "steps": 10, "gpus": 16}, "say the same n_gpus"),
+    ],
+)
+def test_a_run_that_cannot_be_says_why(row: dict, says: str):
+    found = hp.predict_runs([row])
+    assert np.isnan(found["predicted_days"][0])
+    assert says in found["note"][0]
 
 
 def test_what_is_no_table_is_refused():

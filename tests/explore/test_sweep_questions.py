@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
+from hybridperf.explore.frames import step_effects
 from hybridperf.explore.sweeps.ranges import values_of
 from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.io import InputError
@@ -29,7 +30,7 @@ FIELDS = {
     "serve": {"model": "llama3-8b", "gpu": "h100_sxm", "backend": ["vllm", "sglang"], "tp": [1, 2],
               "isl": [512, 1024], "osl": 64, "concurrency": [1, 16]},
     "plans": {"model": "llama3-8b", "system": "dgx_h100", "n_gpus": [8, 16], "global_batch": 64},
-    "runs": {"step_s": 5.0, "steps": 1e5, "n_gpus": "512..2048", "gpu": "h100_sxm",
+    "runs": {"step_time_s": 5.0, "steps": 1e5, "n_gpus": "512..2048", "gpu": "h100_sxm",
              "checkpoint": "sync,async"},
     "ops": {"op": "gemm", "dtype": ["bf16", "fp32"], "m": "256..1024", "n": 4096, "k": 512},
     "collectives": {"collective": "all_reduce", "bytes": "1024..1048576", "n_gpus": [2, 4],
@@ -70,6 +71,27 @@ def test_a_sweep_is_the_function_of_frames_on_the_product(question: str, tmp_pat
     expected = PREDICT[question](product(fields))
     same(done.frame().drop(columns="point"), expected)
     assert done.rows == done.points == len(expected)
+
+
+def test_fitted_effects_are_those_of_the_function(tmp_path: Path):
+    rows = product(STEPS | {"gpus": 8, "pp": 1})
+    measured = rows.assign(step_time_s=1.5 * hp.predict_steps(rows)["predicted_s"])
+    effects, _ = step_effects(measured, None)
+    assert effects is not None
+    knobs = tmp_path / "knobs.json"
+    effects.save(knobs)
+    done = hp.sweep("steps", tmp_path / "grid.parquet", fields=STEPS, knobs=knobs, quiet=True)
+    expected = hp.predict_steps(product(STEPS), knobs=knobs)
+    same(done.frame().drop(columns="point"), expected)
+    believed = hp.predict_steps(product(STEPS))["predicted_s"]
+    assert (expected["predicted_s"] > 1.1 * believed).any()
+    with pytest.raises(InputError, match="another sweep"):  # by other effects
+        hp.sweep("steps", tmp_path / "grid.parquet", fields=STEPS, quiet=True)
+
+
+def test_questions_go_by_their_commands_names_too(tmp_path: Path):
+    done = hp.sweep("run", tmp_path / "runs.parquet", fields=FIELDS["runs"], quiet=True)
+    same(done.frame().drop(columns="point"), hp.predict_runs(product(FIELDS["runs"])))
 
 
 def test_rows_of_a_frame_a_list_and_a_file_are_points(tmp_path: Path):
@@ -211,6 +233,9 @@ def test_a_spec_can_ask_a_question(tmp_path: Path):
             name: one if isinstance(one, list) else [one] for name, one in STEPS.items()
         },
     }
+    wrong = spec | {"target": {"kind": "table", "question": "step"}}
+    with pytest.raises(InputError, match="known are ops, collectives, steps"):
+        hp.sweep(wrong, tmp_path / "grid.parquet", quiet=True)
     done = hp.sweep(spec, tmp_path / "grid.parquet", quiet=True)
     same(done.frame().drop(columns="point"), hp.predict_steps(product(STEPS)))
 

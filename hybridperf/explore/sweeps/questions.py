@@ -20,7 +20,7 @@ from hybridperf.explore.sweeps.target import Columns, Target, place, register
 from hybridperf.explore.sweeps.written import Names, Part
 from hybridperf.fields import fields_of
 from hybridperf.fields.columns import said_by
-from hybridperf.io import InputError
+from hybridperf.io import InputError, unknown
 
 _POINT = "point"
 _CHECKS: Mapping[str, type[Target]] = {"ops": OpsTarget, "collectives": CollectivesTarget}
@@ -31,8 +31,11 @@ class TableGiven(Part):
 
     kind: Literal["table"]
     question: Annotated[
-        Literal["steps", "serve", "plans", "runs", "ops", "collectives"],
-        Field(description="whose columns they are, as of the command of that name"),
+        str,
+        Field(
+            description="whose columns they are, as of the command of that name",
+            json_schema_extra={"enum": [*QUESTIONS]},
+        ),
     ]
     model: Annotated[str, Field(description="of ops and collectives: a folder or a name")] = ""
     knobs: Annotated[str, Field(description="of steps: fitted step effects, a file")] = ""
@@ -62,6 +65,9 @@ class TableTarget(Target):
 
     @classmethod
     def read(cls, given: Any, folder: Path, extremes: Columns) -> TableTarget:
+        if given.question not in QUESTIONS:
+            known = f"known are {', '.join(QUESTIONS)}"
+            raise unknown("question", given.question, QUESTIONS, known)
         question, settings = QUESTIONS[given.question], dict[str, str]()
         for name in ("model", "knobs", "fit"):
             if (value := getattr(given, name)) and name not in question.settings:
