@@ -30,6 +30,7 @@ class Target(abc.ABC):
     # columns that `evaluate` gives, of the kind or of what was read: float, bool or str
     results: Mapping[str, type]
     models: Sequence[Any] = ()  # what it asks: they tell what to know first, and what it is
+    trusted: ClassVar[bool] = True  # `trust` says how far
 
     @classmethod
     @abc.abstractmethod
