@@ -12,6 +12,7 @@ from .engine.elasticities import elasticities as elasticities
 from .engine.knobs import KnobFunction as KnobFunction
 from .engine.prediction import Prediction as Prediction
 from .engine.prediction import predict as predict
+from .engine.sized_step import sized_step_function as sized_step_function
 from .engine.step_function import step_function as step_function
 from .engine.unlike import UnlikeStep as UnlikeStep
 from .engine.unlike import Worker as Worker

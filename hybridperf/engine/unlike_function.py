@@ -133,10 +133,10 @@ class _Rows:
         ])  # fmt: skip
         one = jnp.ones((), alone_s.dtype)
         longer = jnp.stack([*(knobs["slower"][name] for name in self.names), one])
-        slower, member_slower = fresh_views((self.slower, self.member_slower))
-        row_s = alone_s[self.place] * slower * longer[self.worker]
+        place, worker, slower = fresh_views((self.place, self.worker, self.slower))
+        row_s = alone_s[place] * slower * longer[worker]
         if not len(self.several):
             return row_s
-        place, worker = np.moveaxis(self.members, -1, 0)
-        members_s = alone_s[place] * member_slower * longer[worker]
-        return row_s.at[self.several].set(members_s.max(1))
+        place, worker = np.moveaxis(self.members, -1, 0)  # views
+        several, slower = fresh_views((self.several, self.member_slower))
+        return row_s.at[several].set((alone_s[place] * slower * longer[worker]).max(1))

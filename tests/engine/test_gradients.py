@@ -14,10 +14,13 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
+from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.knobs import flattened
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.model import PerfModel
+from hybridperf.ops import Gemm, OpCall, RmsNorm
+from hybridperf.ops.attention import PrefillAttention
 
 TOLERANCE = 0.005
 jitted = functools.partial(jax.jit, compiler_options=QUICKLY_COMPILED)
@@ -181,6 +184,56 @@ def test_slopes_are_differences_and_no_nan_at_the_ends(kind: str) -> None:
     np.testing.assert_allclose(second[0], expected, rtol=TOLERANCE, atol=2e-5)
     assert np.isfinite(values[0])
     assert (np.abs(slopes[0]) > 1e-3).sum() >= 2
+
+
+def test_a_step_by_its_sizes_is_the_step_built_and_between_them_near_it() -> None:
+    """And its slope is that of differences, as of all sizes that it was built at."""
+
+    def build(seq: int, tokens: int) -> hp.Workload:
+        calls = (
+            OpCall(Gemm("bf16", float(tokens), 4096.0, 4096.0)),
+            OpCall(PrefillAttention("bf16", tokens / seq, float(seq), 32.0, 8.0, 128.0)),
+            OpCall(RmsNorm("bf16", float(tokens), 4096.0)),
+        )  # fmt: skip
+        builder = GraphBuilder()
+        for row in (3, 1, 2, 1):
+            builder.op(row)
+        return hp.Workload("a layer", builder.build(), calls)
+
+    model = hp.load_model("h100_sxm")
+    f = hp.sized_step_function(model, build, {"seq": (512, 4096), "tokens": (4096, 16384)})
+    assert f.units["sizes"] == {"seq": "1", "tokens": "1"}
+    with jax.enable_x64(True):
+        usual = f.knobs
+        assert {name: float(value) for name, value in usual["sizes"].items()} == {
+            "seq": 2048, "tokens": 8192,
+        }  # fmt: skip
+        both = jitted(jax.value_and_grad(f))
+        for sizes in ({"seq": 1024, "tokens": 16384}, {"seq": 4096, "tokens": 4096}):
+            there = hp.predict(model, build(**sizes)).time_s
+            assert float(f({"sizes": sizes})) == pytest.approx(there, rel=1e-9)
+        sizes = {"seq": 1536.0, "tokens": 12288.0}
+        value, slopes = both(usual | {"sizes": sizes})
+        assert float(value) == pytest.approx(hp.predict(model, build(1536, 12288)).time_s, rel=0.03)
+        for name, size in sizes.items():
+            ends = [float(both(usual | {"sizes": sizes | {name: size * (1 + way * 1e-5)}})[0])
+                    for way in (1, -1)]  # fmt: skip
+            expected = (ends[0] - ends[1]) / (2e-5 * size)
+            assert float(slopes["sizes"][name]) == pytest.approx(expected, rel=TOLERANCE)
+        assert float(slopes["sizes"]["tokens"]) * 12288.0 / float(value) > 0.8
+    with pytest.raises(hp.InputError, match="expected two whole numbers of seq"):
+        hp.sized_step_function(model, build, {"seq": (4096, 512)})
+
+
+def test_sizes_that_make_another_graph_are_refused() -> None:
+    def build(layers: int) -> hp.Workload:
+        builder = GraphBuilder()
+        for _ in range(layers):
+            builder.op(1)
+        return hp.Workload("layers", builder.build(), (OpCall(Gemm("bf16", 8.0, 8.0, 8.0)),))
+
+    with pytest.raises(hp.InputError, match="got another at layers 2 than at layers 1"):
+        hp.sized_step_function(datasheet(), build, {"layers": (1, 4)})
 
 
 def test_a_hessian_is_that_of_differences_of_slopes() -> None:

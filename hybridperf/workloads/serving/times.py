@@ -13,7 +13,7 @@ from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.step_times import StepTimes, chain_seconds, chain_seconds_by
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import DeviceSpec
-from hybridperf.io.namespace import Array, array_module
+from hybridperf.io.namespace import Array, array_module, fresh_views
 from hybridperf.model import PerfModel, Platform
 from hybridperf.model.calls import Call, CallChain
 from hybridperf.model.step_effects import LAUNCH_S
@@ -130,7 +130,12 @@ def steps_as_rows(
     builder.op(1)
     name = f"steps of {deployment.shape.name}"
     rows = Workload(name, builder.build(), (*listed.rows, *listed.chains))
-    return rows, lambda seconds: listed.times(seconds[len(listed.rows) :])[0]
+
+    def tables(seconds: Array) -> StepTimes:
+        fresh = dataclasses.replace(listed, tables=fresh_views(listed.tables))
+        return fresh.times(seconds[len(listed.rows) :])[0]
+
+    return rows, tables
 
 
 def _listed(
