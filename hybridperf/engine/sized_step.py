@@ -88,11 +88,12 @@ def sized_step_function(
         machine = {name: value for name, value in knobs.items() if name != "sizes"}
         platform = platform_at(today, first.groups, machine)
         at_sizes = jax.vmap(lambda one: one.durations(platform))(rows)  # [steps, U]
-        tables = jnp.maximum(at_sizes, _NOTHING_S).reshape(*shape, -1)
+        tables = jnp.maximum(at_sizes, _NOTHING_S).T.reshape(-1, *shape)
         where = tuple(
             (np.array(values, float), knobs["sizes"][name]) for name, values in axes.items()
         )
-        return makespan(program, between(where, tables)[:, None])[0]
+        row_s = between(where, tables, np.arange(len(tables)))
+        return makespan(program, row_s[:, None])[0]
 
     middle = {name: float(values[len(values) // 2]) for name, values in axes.items()}
     usual = first.knobs | {"sizes": middle}
