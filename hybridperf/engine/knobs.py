@@ -146,8 +146,9 @@ def within_reach(numbers: T, today: T) -> T:
 
     def near(value: Any, usual: Any) -> Array:
         usual = jnp.asarray(usual, jnp.result_type(value))
-        most = jnp.where(usual > 0, usual * _FARTHEST, _FARTHEST)
-        return clipped(value, usual / _FARTHEST, most)
+        some = usual > 0
+        most = jnp.where(some, usual * _FARTHEST, _FARTHEST)
+        return clipped(value, jnp.where(some, usual / _FARTHEST, -_FARTHEST), most)
 
     return jax.tree.map(near, numbers, today)
 
