@@ -34,6 +34,7 @@ from hybridperf.runs.steady_state import steady_clients
 from hybridperf.workloads.serving import Deployment, prompt_launches, steps_as_rows
 from hybridperf.workloads.serving.deployment import serving_memory
 
+_NONE = 1e-3  # of a sequence or token: zero comes as a billionth of today's number
 _OF_STEP = ("kernels", "gap_s", "step_s", "sequence_s")  # effects that a step has
 
 
@@ -66,9 +67,11 @@ def served_step_function(
 
     def seconds(arrays: Any, knobs: Knobs) -> Array:
         load = knobs["load"]
-        return steps.times(arrays, knobs).seconds(
-            load["sequences"], load["keys"], load["chunk"], load["chunk_keys"]
+        sequences, chunk = (
+            jnp.where(load[name] > _NONE, load[name], 0.0) for name in ("sequences", "chunk")
         )
+        times = steps.times(arrays, knobs)
+        return times.seconds(sequences, load["keys"], chunk, load["chunk_keys"])
 
     return KnobFunction(
         f"seconds of a step that serves {deployment.shape.name}",

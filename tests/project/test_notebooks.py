@@ -122,7 +122,7 @@ def test_gradient_search_runs_and_its_checks_hold(tmp_path: Path) -> None:
     assert searched < random
     assert -1.2 < float(re.search(r"^budget .* (\S+)$", said, re.M).group(1)) < -0.8
     best, enumerated = re.search(
-        r"^search: (\d+) clients; the best of all \d+: (\d+) clients$", said, re.M
+        r"^search: (\d+) sequences; the best of all 512: (\d+)$", said, re.M
     ).groups()
     assert best == enumerated
 
