@@ -3,14 +3,16 @@
 
 Each problem is a function that JAX traces, with bounds and conditions, as `hp.search` takes it.
 Random search is uniform in the logs of the knobs, whole numbers where asked, with a hundred times
-the evaluations. SciPy's differential evolution and simplicial homology (`shgo`), and Optuna's
-default sampler where it is installed, get as many evaluations as the search took (those that ask
-point by point 2,000 at most, `shgo` up to 5 knobs), and add what a condition misses a thousandfold
-to the log of the objective. The best point that meets all conditions to a millionth counts.
+the evaluations. SciPy's SLSQP from many starts (with our gradients, whole numbers rounded), its
+differential evolution and simplicial homology (`shgo`), and Optuna's default sampler where it is
+installed, get as many evaluations as the search took (those that ask point by point 2,000 at most,
+`shgo` up to 5 knobs). All but SLSQP add what a condition misses a thousandfold to the log of the
+objective. The best point that meets all conditions to a millionth counts.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +21,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import differential_evolution, shgo
+from scipy.optimize import differential_evolution, minimize, shgo
 
 import hybridperf as hp
 from hybridperf.explore.searches.functions import FunctionSearch, of_function
-from hybridperf.explore.searches.problem import FREE, SearchProblem
+from hybridperf.explore.searches.problem import FREE, PointSlopes, SearchProblem
 
 TIMES = 100
 CHUNK = 4096
@@ -219,24 +221,24 @@ class Scored:
     """Values of a problem's points in the unit cube, and the best of them."""
 
     def __init__(self, asked: FunctionSearch):
-        self._problem = SearchProblem(asked.spec(()))
-        self._problem.probe(np.random.default_rng(1).random((64, self.knobs)))
-        self._whole = np.array([knob.integer for knob in self._problem.spec.knobs])
-        self._values = jax.jit(jax.vmap(self._problem._sides_of_one))
+        self.problem = SearchProblem(asked.spec(()))
+        self.problem.probe(np.random.default_rng(1).random((64, self.knobs)))
+        self._whole = np.array([knob.integer for knob in self.problem.spec.knobs])
+        self._values = jax.jit(jax.vmap(self.problem._sides_of_one))
         self.best, self.count = np.inf, 0
 
     @property
     def knobs(self) -> int:
-        return self._problem.knobs
+        return self.problem.knobs
 
     def __call__(self, u: np.ndarray) -> np.ndarray:
         """Log of the objective, with what is missed [B], at points [B, K]."""
         held = np.full(u.shape, FREE)
-        held[:, self._whole] = np.rint(self._problem.knob_values(u, FREE))[:, self._whole]
+        held[:, self._whole] = np.rint(self.problem.knob_values(u, FREE))[:, self._whole]
         less, more = (np.asarray(side) for side in self._values(u, held))
         with np.errstate(all="ignore"):
             logs = np.log(less) - np.log(more)
-        f = logs[:, 0] * (-1 if self._problem.spec.maximise else 1)
+        f = logs[:, 0] * (-1 if self.problem.spec.maximise else 1)
         missed = np.maximum(logs[:, 1:], 0).sum(1)
         good = f[(missed <= MET) & np.isfinite(f)]
         self.best, self.count = min(self.best, good.min(initial=np.inf)), self.count + len(u)
@@ -247,7 +249,7 @@ class Scored:
 
     def worse(self, objective: float) -> float:
         """By which share the best is worse than the objective of a search."""
-        sign = -1 if self._problem.spec.maximise else 1
+        sign = -1 if self.problem.spec.maximise else 1
         return float(np.expm1(self.best - sign * np.log(objective)))
 
 
@@ -287,8 +289,33 @@ def by_optuna(scored: Scored, evaluations: int) -> None:
     )
 
 
-OTHERS = {"random x 100": by_random, "evolution": by_evolution, "shgo": by_shgo,
-          "optuna": by_optuna}  # fmt: skip
+def by_slsqp(scored: Scored, evaluations: int) -> None:
+    """SciPy's sequential quadratic programming with our gradients, from one start after another."""
+    problem, rng = scored.problem, np.random.default_rng(0)
+    free = np.full(problem.knobs, FREE)
+    spent = problem.evaluations
+
+    @functools.lru_cache(4)
+    def at(point: tuple[float, ...]) -> PointSlopes:
+        return PointSlopes(*(part[0] for part in problem.slopes(np.array([point]), free)))
+
+    while problem.evaluations - spent < evaluations:
+        met = {"type": "ineq", "fun": lambda u: -at(tuple(u)).g, "jac": lambda u: -at(tuple(u)).dg}
+        found = minimize(
+            lambda u: float(at(tuple(u)).f), rng.random(problem.knobs),
+            jac=lambda u: at(tuple(u)).df, method="SLSQP", constraints=[met] if len(problem.equal)
+            else [], bounds=[(0, 1)] * problem.knobs, options={"maxiter": 200, "ftol": 1e-12},
+        )  # fmt: skip
+        scored.one(found.x)
+
+
+OTHERS = {
+    "SLSQP, many starts": by_slsqp,
+    "random x 100": by_random,
+    "evolution": by_evolution,
+    "shgo": by_shgo,
+    "optuna": by_optuna,
+}
 
 
 def main(names: list[str]) -> None:

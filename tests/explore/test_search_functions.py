@@ -2,6 +2,8 @@
 numbers, choices, and functions of knobs.
 """
 
+import json
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -14,7 +16,7 @@ from hybridperf.model import PerfModel
 CLOSE = 1e-3
 
 
-def test_the_cheapest_machine_under_a_roofline():
+def test_the_cheapest_machine_under_a_roofline(tmp_path):
     """min 2 bw + 3 fl where max(8 / bw, 27 / fl) <= 1: both at once."""
 
     def machine(knobs):
@@ -32,6 +34,7 @@ def test_the_cheapest_machine_under_a_roofline():
     assert fast.objective_then == pytest.approx(97 / 1.01, rel=CLOSE)
     assert all(one.bound_multiplier == 0 for one in found.knobs)
     assert "rates.bw" in hp.search_report(found)
+    assert json.loads(found.save(tmp_path).read_text())["knobs"]["rates.fl"]["at"] == ""
 
 
 @pytest.mark.parametrize("sense", ["minimise", "maximise"])
@@ -73,6 +76,20 @@ def test_whole_numbers_and_choices():
     assert {*seen} == {"two", "nine", "forty"}
     assert found.point == {"n": 2.0, "which": "two"}
     assert found.objective == pytest.approx(0.16 + 0.8 + 1)
+
+
+def test_choices_need_not_be_hashable_and_some_may_be_impossible():
+    def cost(knobs):
+        first, second = knobs["pair"]
+        if first == 3:
+            raise InputError("expected no 3, got it; take another")
+        return {"usd": first * second * 1.0, "s": 6.0 / first}
+
+    asked = {"pair": [[3, 1], [2, 5], [1, 4], [6, 2]]}
+    found = hp.search(cost, asked, ["s <= 4"], minimise="usd")
+    assert found.point == {"pair": [2, 5]}
+    with pytest.raises(InputError, match="none of 4 combinations of choices can be"):
+        hp.search(cost, asked, ["s <= 0.5"], minimise="usd")
 
 
 def test_many_choices_are_searched_around_the_best():

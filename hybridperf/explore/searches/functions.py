@@ -41,7 +41,7 @@ ALONE = "objective"  # name of what a function tells that tells one number
 
 _EVERY = 64  # combinations of choices that are all searched
 _RESTARTS = 3  # where there are more
-_Choice = tuple[tuple[str, Any], ...]
+Choice = tuple[tuple[str, Any], ...]
 
 
 class FunctionTarget(Target):
@@ -49,7 +49,7 @@ class FunctionTarget(Target):
 
     trusted: ClassVar[bool] = False
 
-    def __init__(self, function: Objective, knobs: Sequence[SearchKnob], choice: _Choice):
+    def __init__(self, function: Objective, knobs: Sequence[SearchKnob], choice: Choice):
         self._function, self._knobs, self._choice = function, knobs, choice
         self.results = dict.fromkeys(self._told(self._middle()), float)
 
@@ -118,7 +118,7 @@ class FunctionSearch:
     formula: str
     maximise: bool
 
-    def spec(self, choice: _Choice) -> SearchSpec:
+    def spec(self, choice: Choice) -> SearchSpec:
         """The search of one combination of choices."""
         target = FunctionTarget(self.function, self.knobs, choice)
         plain = [one.name for one in self.knobs if one.name.isidentifier()]
@@ -146,7 +146,7 @@ class FunctionSearch:
         """How many there are of the choices."""
         return math.prod(len(values) for values in self.choices.values())
 
-    def around(self, worth: Callable[[_Choice], float]) -> Iterator[_Choice]:
+    def around(self, worth: Callable[[Choice], float]) -> Iterator[Choice]:
         """Combinations to look at: all, or one change after the other from the best of a few.
 
         `worth`: of one that was looked at, less is better; infinite where nothing meets all.
@@ -166,7 +166,7 @@ class FunctionSearch:
                     (*best[:at], (name, value), *best[at + 1 :])
                     for at, (name, some) in enumerate(self.choices.items())
                     for value in some
-                    if value != best[at][1]
+                    if value is not best[at][1]
                 ]
                 yield from steps
                 nearest = min(steps, key=worth)

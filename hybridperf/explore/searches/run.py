@@ -26,6 +26,7 @@ from hybridperf.explore.searches.around import (
 )
 from hybridperf.explore.searches.descent import FEASIBLE, DescentResult, descend, violation
 from hybridperf.explore.searches.functions import (
+    Choice,
     FunctionSearch,
     Objective,
     Point,
@@ -203,25 +204,28 @@ def _of_choices(
     asked: FunctionSearch, begun_s: float, method: Mapping[str, int | None], quiet: bool
 ) -> SearchResult:
     """The best of the combinations of choices that are looked at."""
-    found: dict[Any, SearchResult | InputError] = {}
+    found: dict[tuple[int, ...], SearchResult | InputError] = {}
 
-    def worth(choice: Any) -> float:
-        if choice not in found:
+    def of(choice: Choice) -> SearchResult | InputError:
+        key = tuple(id(value) for _, value in choice)  # choices need not be hashable
+        if key not in found:
             try:
                 spec = with_method(asked.spec(choice), **method)
-                one = _search(spec, begun_s, quiet) if spec.knobs else _evaluated(spec, begun_s)
-                found[choice] = dataclasses.replace(one, choices=dict(choice))
+                best = _search(spec, begun_s, quiet) if spec.knobs else _evaluated(spec, begun_s)
+                found[key] = dataclasses.replace(best, choices=dict(choice))
             except InputError as error:
                 if not asked.choices:
                     raise
-                found[choice] = error
-        one = found[choice]
+                found[key] = error
+        return found[key]
+
+    def worth(choice: Choice) -> float:
+        one = of(choice)
         if isinstance(one, InputError):
             return float("inf")
         return -one.objective if asked.maximise else one.objective
 
-    best = min(asked.around(worth), key=worth)
-    one = found[best]
+    one = of(min(asked.around(worth), key=worth))
     if isinstance(one, InputError):
         raise InputError(f"none of {len(found)} combinations of choices can be: of one, {one}")
     notes = one.notes
