@@ -11,6 +11,8 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.knobs import flattened
 from hybridperf.hardware import load_device, load_system
 from hybridperf.model import PerfModel
+from hybridperf.runs.deployment_latency import Question
+from hybridperf.runs.deployments import deployments
 from hybridperf.workloads.serving import step_times
 
 SETTINGS = {
@@ -124,3 +126,17 @@ def test_a_served_step_is_that_of_its_tables() -> None:
     big = hp.Deployment(hp.load_shape("llama3-70b"))
     with pytest.raises(hp.InputError, match="does not fit into h100_sxm"):
         hp.serving_function(model, big, clients=1, prompt=100, output=100)
+
+
+def test_an_operating_point_is_what_a_deployment_reaches() -> None:
+    asked = Question(hp.load_shape("llama3-8b"), datasheet(), 1, 1000, 200, "vllm")
+    table = deployments(asked)
+    row = table[table["mode"] == "aggregated"].iloc[0]
+    with jax.enable_x64(True):
+        f = hp.serving_function(
+            datasheet(), hp.Deployment(asked.shape, framework="vllm"), clients=row["sequences"],
+            prompt=1000, output=200, slots=row["sequences"], chunk=row["chunk"],
+        )  # fmt: skip
+        for name, value in f({}).items():
+            expected = 200 * row["requests_per_s"] if name == "tokens_per_s" else row[name]
+            assert float(value) == pytest.approx(expected, rel=1e-6), name
