@@ -112,7 +112,13 @@ def shard(
     seed: int = 0,
     out: Annotated[Path | None, Option("--folder")] = None,
 ) -> None:
-    """Which rank should hold which embedding table: the fastest step within memory, and why."""
+    """Which rank should hold which embedding table: the fastest step within memory, and why.
+
+    Columns of TABLES; others are named and not read, one that resembles one of these is refused:
+
+    \b
+    COLUMNS embedding_tables
+    """
     from hybridperf.explore.sharding.result import FILES
     from hybridperf.explore.sharding.run import shard as run_shard
     from hybridperf.io import check_folder_writable

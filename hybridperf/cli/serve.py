@@ -5,7 +5,6 @@ deployment of a model on some GPUs.
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import indent
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -13,7 +12,6 @@ from typer import Argument, Option
 from hybridperf.cli import common
 from hybridperf.cli.common import named_in, names_in, seconds_in, wrong
 from hybridperf.cli.manner import printed
-from hybridperf.fields.registry import columns_help
 
 _OF_SHAPE = (
     "system", "device", "gpus", "isl", "osl", "sla", "framework", "precision", "drafted",
@@ -55,7 +53,7 @@ def serve(
     Names that frameworks give them are read, too; a name that resembles one is refused:
 
     \b
-    COLUMNS
+    COLUMNS serve
 
     \b
     Columns that are written (seconds, bytes):
@@ -65,6 +63,11 @@ def serve(
       predicted_tokens_per_s_gpu    output tokens of all requests, per GPU
       memory_bytes, fits            of a GPU that decodes; whether weights and a request fit
       note                          why a row is not predicted, what was assumed
+
+    Columns of --requests:
+
+    \b
+    COLUMNS requests
     """
     if not shape:
         if rows is None:
@@ -140,9 +143,6 @@ def _fit(fit_on: Sequence[Path], model: Path | None) -> Any:
             )
         return found
     return ServingFit.load(model) if model else None
-
-
-serve.__doc__ = (serve.__doc__ or "").replace("    COLUMNS", indent(columns_help("serve"), "    "))
 
 
 def of_shape(

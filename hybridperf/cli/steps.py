@@ -1,13 +1,11 @@
 """`hybridperf steps`: measured or planned training steps, predicted."""
 
 from pathlib import Path
-from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
 from hybridperf.cli import common
-from hybridperf.fields.registry import columns_help
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +30,7 @@ def steps(
     Names that frameworks give them are read, too; a name that resembles one is refused:
 
     \b
-    COLUMNS
+    COLUMNS steps
 
     \b
     Columns that are written (seconds, bytes):
@@ -119,6 +117,3 @@ def _read(rows: Path) -> "pd.DataFrame":
     if read.unread:
         common.warn(f"settings of {rows} that are not read: {', '.join(read.unread)}")
     return pd.DataFrame([read.row])
-
-
-steps.__doc__ = (steps.__doc__ or "").replace("    COLUMNS", indent(columns_help("steps"), "    "))

@@ -20,6 +20,12 @@ def ops(
 ) -> int:
     """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note;
     with --explain `explained`, the price as a waterfall of its stages.
+
+    Columns that are read, those of a row's op (`hybridperf show ops`); a name that resembles one is
+    refused:
+
+    \b
+    COLUMNS ops
     """
     from hybridperf.io import read_table
     from hybridperf.model import model_or_datasheet
@@ -41,6 +47,11 @@ def collectives(
 ) -> int:
     """Predict each row: adds predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range,
     note. With --find-slow instead: name hosts and pairs of hosts that are slower than the others.
+
+    Columns of tables that are read; a name that resembles one is refused:
+
+    \b
+    COLUMNS collectives
     """
     from hybridperf.collectives.fit import collectives_by_name
     from hybridperf.io import write_table

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from hybridperf.fields import Field, Fields, fields_of
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, Unit
 from hybridperf.io import unknown
 from hybridperf.io.namespace import Array, array_module
@@ -116,19 +118,15 @@ class OpCall:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """How tables write an op, besides its fields' own names. Fields with a default are optional,
-    and words are `text`, without being named.
+    """What an op's columns mean in tables, besides what `fields/ops.toml` says of each (its other
+    names and words). Fields with a default are optional, and words are `text`, without being named.
     """
 
     # columns a table may lack, with the value meant then
     optional: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # columns of other people's tables -> ours
-    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict)
     zero_allowed: frozenset[str] = frozenset()  # dimensions that may be zero
     # fields of words, which change the work, with their default: what an empty cell means
     text: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # words that tables write where a flag of ours is a number
-    words: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # optional dimension: (label, part of its text -> value)
     implied: Mapping[str, tuple[str, Mapping[str, float]]] = dataclasses.field(default_factory=dict)
     # field of words: (word, dtype) -> the word as we write it; `InputError` for one that is unknown
@@ -140,6 +138,12 @@ class Columns:
 
     def read_text(self, field: str, word: str, dtype: str) -> str:
         """A word as we write it; `InputError` for one that is unknown."""
+        known = fields_of("ops")
+        if word and field in known and (legal := known[field].words):
+            meant = known[field].meant(word)
+            if meant is None:
+                raise unknown(field, word, legal, f"known are {known[field].legal}")
+            return meant
         return self.readers[field](word, dtype) if field in self.readers else word
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Columns:
@@ -150,18 +154,6 @@ class Columns:
             self, optional={**numbers, **self.optional}, text={**words, **self.text},
             zero_allowed=self.zero_allowed.union(name for name in numbers if not numbers[name]),
         )  # fmt: skip
-
-
-def one_of(what: str, words: Sequence[str], kinds: str) -> Callable[[str, str], str]:
-    """Reader of a field that holds one of some words, which errors call `kinds`."""
-
-    def read(word: str, dtype: str) -> str:
-        del dtype
-        if word not in words:
-            raise unknown(what, word, words, f"{kinds} are {', '.join(words)}")
-        return word
-
-    return read
 
 
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}
@@ -190,6 +182,26 @@ def register(
         return cls
 
     return add
+
+
+@functools.cache
+def _op_fields(registered: int) -> Fields:
+    del registered  # remembered until one more is registered
+    known = fields_of("ops")
+    own = {
+        name: Field(name, f"of {op}", "text" if name in columns_of(cls).text else "number")
+        for op, (cls, fixed) in _BY_NAME.items()
+        for name in (*cls.dimensions(), *columns_of(cls).text)
+        if name not in known and name not in fixed
+    }
+    return dataclasses.replace(known, by_name={**known.by_name, **own})
+
+
+def op_fields() -> Fields:
+    """What columns of tables of ops mean: `fields/ops.toml`, and by their own names the sizes and
+    words of ops that are registered elsewhere.
+    """
+    return _op_fields(len(_BY_NAME))
 
 
 def op_names() -> list[str]:

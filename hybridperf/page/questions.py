@@ -19,6 +19,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hybridperf.fields import fields_of
+from hybridperf.fields.registry import shipped_words
 from hybridperf.io import InputError
 
 _TEXT = re.compile(r"[\w.,:+*/= -]{0,200}")
@@ -29,13 +31,13 @@ Found = Callable[[str], tuple[Path, str]]
 
 @functools.cache
 def views() -> dict[str, Any]:
-    """The page's views by name, as `views.toml` has them, with what it names once written out."""
+    """The page's views by name, as `views.toml` has them, their fields with what it leaves to the
+    registry of fields.
+    """
     found = tomllib.loads(resources.files(__package__).joinpath("views.toml").read_text())
-    shared = found.pop("choices")
     for view in found.values():
-        for field in view["fields"]:
-            first = field.get("choices", [""])[0]
-            field["choices"] = shared[first[1:]] if first[:1] == "@" else field.get("choices", [])
+        columns = view.pop("columns", "")
+        view["fields"] = [{"choices": [], **_input(columns, one)} for one in view["fields"]]
         for asked in view["questions"].values():
             asked["fields"] = [
                 field["name"]
@@ -44,6 +46,23 @@ def views() -> dict[str, Any]:
                 and {field["name"], f"@{field.get('group', 'main')}"} & {*asked["fields"]}
             ]
     return found
+
+
+def _input(columns: str, field: dict[str, Any]) -> dict[str, Any]:
+    """A field of a view, with what it does not say of the column that it is named as."""
+    if "words_from" in field:
+        field = {**field, "choices": shipped_words(**field.pop("words_from"))}
+    call = fields_of(columns).called(field["name"]) if columns else None
+    if call is None:
+        return field
+    known, found = call[0], dict[str, Any]()
+    if known.unit:
+        found["unit"] = known.unit
+    if known.legal:
+        found |= {"kind": "choice", "choices": known.legal.split(", ")}
+    elif known.kind in ("whole", "number"):
+        found |= {"kind": known.kind, "least": int(known.minimum)}
+    return found | field
 
 
 @dataclasses.dataclass(frozen=True)

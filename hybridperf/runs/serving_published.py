@@ -25,6 +25,23 @@ _POINT = re.compile(
 )
 
 
+# what texts of published rows say of others of their columns
+_TOLD = {
+    "concurrency": re.compile(r"silicon_concurrency=(\d+)"),
+    "measured": re.compile(r"measured=(\d{4}-\d\d-\d\d)"),
+}
+
+
+def told_in_text(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns concurrency and measured of a published row where any of its texts tells them."""
+    texts = [value for value in values.values() if isinstance(value, str) and "=" in value]
+    found = {
+        name: next((told[1] for text in texts if (told := pattern.search(text))), "")
+        for name, pattern in _TOLD.items()
+    }
+    return {name: word for name, word in found.items() if word}
+
+
 class Engines(NamedTuple):
     """Of one kind: how many, and who shares what of each."""
 

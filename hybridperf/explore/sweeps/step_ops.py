@@ -15,6 +15,7 @@ from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.explore.sweeps.document import check_keys, is_finite
 from hybridperf.explore.sweeps.expression import Expression, parse
 from hybridperf.explore.sweeps.written import Faults, Part
+from hybridperf.fields import fields_of
 from hybridperf.io import InputError, closest, unknown
 from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
@@ -28,7 +29,7 @@ Size = Annotated[
     Any,  # a number or a formula of the parameters; of some ops a word, a list or a flag
     pydantic.WithJsonSchema({}),
 ]
-_COLLECTIVE_WORDS = ("lib", "lib_version", "variant", "dtype", "in_place")
+_COLLECTIVE_WORDS = fields_of("collectives").of("implementation")
 
 
 @dataclasses.dataclass(frozen=True)

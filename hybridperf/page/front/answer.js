@@ -31,7 +31,7 @@ function rowsTable(name, rows) {
   const names = [...new Set(rows.slice(0, 20).flatMap(Object.keys))].filter((one) => rows.some((row) => row[one] !== null && row[one] !== "" && typeof row[one] !== "object"));
   const columns = names.map((one) => ({ name: one, label: readable(one), words: !rows.some((row) => typeof row[one] === "number"), long: rows.some((row) => String(row[one]).length > 24), write: (value) => write(one, value) }));
   const left = rows.length - MOST_ROWS;
-  return make("div", {}, sortable(table(readable(name), columns, rows.slice(0, MOST_ROWS))), left > 0 ? make("p", { class: "quiet" }, `... ${left} more rows are not on this page`) : null);
+  return make("div", {}, sortable(table(readable(name), columns, rows.slice(0, MOST_ROWS), { name, every: rows })), left > 0 ? make("p", { class: "quiet" }, `... ${left} more rows are not on this page`) : null);
 }
 
 // Rows that no other beats: least x and least y; most of both where `sign` is -1.

@@ -51,7 +51,6 @@ from hybridperf.training.steps.memory_fit import (
     fitting,
     peak_bytes,
 )
-from hybridperf.training.steps.names import of_source
 from hybridperf.training.steps.plausibility import (
     lower_bounds_s,
     model_flops,
@@ -166,7 +165,7 @@ def _doubtful(batch: Batch, known: Adaptation) -> list[int]:
     def doubted(row: ResolvedRow) -> bool:
         judged = row.source in known.likelihoods
         recomputes = row.config is not None and row.config.layout.recompute != "none"
-        return recomputes and not judged and bool(of_source("doubted", row.source))
+        return recomputes and not judged and bool(row.question.doubted)
 
     return _fitting(batch, [doubted(row) for row in batch.rows], "none")
 
@@ -262,7 +261,7 @@ def _fill(
         if len(without):
             times.meet(_Times.of(without, known, deviates=False), np.array(doubtful)[without.at])
         for row in doubtful:
-            why = of_source("doubted", batch.rows[row].source)
+            why = batch.rows[row].question.doubted
             notes[int(batch.at[row])] = _UNSURE.format(why=why)
     at, step_s = batch.at, np.exp(times.log_s)
     out["predicted_s"][at] = step_s
