@@ -114,7 +114,7 @@ def _results(
     settings = dataclasses.replace(settings, **{name: knobs[name] for name in _OF_SETTINGS})
     times = {name: usual["mtbf_s"][name] / mtbf_s for name, mtbf_s in knobs["mtbf_s"].items()}
     failing = {
-        name: dataclasses.replace(one, per_s=one.per_s * times.get(name, times.get(JOB)))
+        name: dataclasses.replace(one, per_s=one.per_s * times.get(name, times.get(JOB, 1.0)))
         for name, one in known.parts.items()
     }
     rate = job_rate(failing)
