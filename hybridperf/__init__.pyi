@@ -9,12 +9,15 @@ from .collectives.traced import CollectivePricer as CollectivePricer
 from .engine.batches import BatchPredictor as BatchPredictor
 from .engine.batches import predict_batch as predict_batch
 from .engine.elasticities import elasticities as elasticities
+from .engine.knobs import KnobFunction as KnobFunction
 from .engine.prediction import Prediction as Prediction
 from .engine.prediction import predict as predict
+from .engine.sized_step import sized_step_function as sized_step_function
 from .engine.step_function import step_function as step_function
 from .engine.unlike import UnlikeStep as UnlikeStep
 from .engine.unlike import Worker as Worker
 from .engine.unlike import unlike as unlike
+from .engine.unlike_function import unlike_function as unlike_function
 from .engine.workload import Workload as Workload
 from .explore.crossover import Crossover as Crossover
 from .explore.crossover import sparse_crossover as sparse_crossover
@@ -61,8 +64,11 @@ from .runs.elastic import elastic as elastic
 from .runs.goodput import FailureCycle as FailureCycle
 from .runs.goodput import best_interval as best_interval
 from .runs.goodput import goodput as goodput
+from .runs.run_function import run_function as run_function
 from .runs.run_of_plan import given_step as given_step
 from .runs.run_of_plan import run_cost as run_cost
+from .runs.serving_function import served_step_function as served_step_function
+from .runs.serving_function import serving_function as serving_function
 from .runs.stragglers import WorkerNoise as WorkerNoise
 from .runs.training_run import RunSettings as RunSettings
 from .runs.training_run import training_run as training_run
@@ -93,6 +99,7 @@ from .workloads.memory import memory as memory
 from .workloads.memory.activations import MemoryKnobs as MemoryKnobs
 from .workloads.memory.use import MemoryUse as MemoryUse
 from .workloads.placement import Placement as Placement
+from .workloads.serving.deployment import Deployment as Deployment
 from .workloads.stages import Stage as Stage
 from .workloads.stages import stages as stages
 from .workloads.stages import with_loader as with_loader

@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridperf.engine.step_times import StepTimes
+from hybridperf.io.namespace import Array, array_module
 from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import ServingEffects, believed, effects_of, logs_of
 from hybridperf.runs.batching import Engine
 from hybridperf.runs.queues import mean_wait_s
 from hybridperf.runs.serving_fit import ServingFit
 from hybridperf.runs.serving_rows import ServedRow
-from hybridperf.runs.steady_state import steady_clients
+from hybridperf.runs.steady_state import Steady, steady_clients
 from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.serving.deployment import ServingMemory
 from hybridperf.workloads.transformer.shape import TransformerShape
@@ -169,14 +170,31 @@ def _together(asked: Question, priced: Priced, space: Space, effects: ServingEff
                   drafted=asked.drafted, acceptance=asked.acceptance)  # fmt: skip
     cached = np.floor(asked.prompt * asked.cached_share)
     steady = steady_clients(each, space.held, asked.prompt, asked.output, cached)
-    added_s = effects.waited_steps * steady.tpot_s + effects.first_token_s
     chunks = np.ceil(asked.prompt * (1.0 - asked.cached_share) / space.chunk)
-    launched_s = effects.launch_s * priced.launches[space.decode] * chunks
-    first_s = effects.prefill * np.maximum(steady.ttft_s, launched_s) + added_s
-    # what is added to the wait is no work of the engine: fewer of its clients are with it
-    share = (space.held / steady.rate) / (space.held / steady.rate + first_s - steady.ttft_s)
+    launches = priced.launches[space.decode] * chunks
+    first_s, rate = with_first_tokens(steady, space.held, launches, effects)
     ranks = space.replicas * priced.each("attention_dp")[space.decode]
-    return Latency(first_s, steady.tpot_s, ranks * steady.rate * share)
+    return Latency(first_s, steady.tpot_s, ranks * rate)
+
+
+def with_first_tokens(
+    steady: Steady, clients: Array, launches: Array, effects: ServingEffects
+) -> tuple[Array, Array]:
+    """(TTFT, requests a second) of a rank whose framework adds its effects to first tokens.
+
+    Args:
+        steady: without them.
+        clients: of the rank.
+        launches: kernels of a prompt's steps, one by one.
+        effects: of the framework.
+    """
+    added_s = effects.waited_steps * steady.tpot_s + effects.first_token_s
+    launched_s = effects.launch_s * launches
+    module = array_module(steady.ttft_s, launched_s)
+    first_s = effects.prefill * module.maximum(steady.ttft_s, launched_s) + added_s
+    # what is added to the wait is no work of the engine: fewer of its clients are with it
+    each_s = clients / steady.rate
+    return first_s, steady.rate * each_s / (each_s + first_s - steady.ttft_s)
 
 
 def _split(asked: Question, priced: Priced, space: Space, effects: ServingEffects) -> Latency:

@@ -134,7 +134,7 @@ def goodput(cycle: FailureCycle) -> Goodput:
     memory_tries_s = (lost / rate + lost * (1.0 - c.survived) * storage_tries_s) / again
     stays = (1.0 - lost) / again  # the copy in memory outlasts the restart
     way = module.maximum(1.0 - c.survived * stays, _LEAST_WAY)
-    grown = module.expm1(n * module.log1p(way * module.expm1(exponent)))
+    grown = module.expm1(module.minimum(n * module.log1p(way * module.expm1(exponent)), _HOPELESS))
     running_s = grown / (rate * way)
     stopped = -module.expm1(-c.planned_per_s * running_s)
     running_s = running_s / (stopped + (1.0 - stopped) * module.exp(-rate * way * c.lag_s))

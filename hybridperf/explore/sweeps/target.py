@@ -31,6 +31,7 @@ class Target(abc.ABC):
     results: Mapping[str, type]
     seconds: str = "time_s"  # the result that is empty where a point is not predicted
     models: Sequence[Any] = ()  # what it asks: they tell what to know first, and what it is
+    trusted: ClassVar[bool] = True  # `trust` says how far
 
     @classmethod
     @abc.abstractmethod

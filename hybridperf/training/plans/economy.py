@@ -70,7 +70,8 @@ class Economy:
     @property
     def owned(self) -> bool:
         """Whether the devices are the user's own: he pays no rent but the meter."""
-        return self.usd_per_hour == 0
+        # a rent that JAX traces is one
+        return isinstance(self.usd_per_hour, int | float) and self.usd_per_hour == 0
 
     @property
     def money(self) -> str:
