@@ -18,13 +18,16 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hybridperf.fields import Field, Fields, fields_of
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, Unit
 from hybridperf.io import unknown
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.ops.roofline import Work
+
+if TYPE_CHECKING:
+    import pandas
 
 # Ops of one group share knobs. The order is the order of knob arrays; models store names, so
 # appending is safe: `register` does it for a group that an op brings.
@@ -156,6 +159,8 @@ class Columns:
         )  # fmt: skip
 
 
+LABELS = ("framework", "version", "kernel", "algo")  # columns that name an implementation
+_OF_ANY = ("op", "dtype", "reuse_bytes", *LABELS)  # what rows of all ops say
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}
 _COLUMNS: dict[type[Op], Columns] = {}
 
@@ -184,24 +189,36 @@ def register(
     return add
 
 
-@functools.cache
-def _op_fields(registered: int) -> Fields:
-    del registered  # remembered until one more is registered
-    known = fields_of("ops")
-    own = {
-        name: Field(name, f"of {op}", "text" if name in columns_of(cls).text else "number")
-        for op, (cls, fixed) in _BY_NAME.items()
-        for name in (*cls.dimensions(), *columns_of(cls).text)
-        if name not in known and name not in fixed
-    }
-    return dataclasses.replace(known, by_name={**known.by_name, **own})
-
-
 def op_fields() -> Fields:
     """What columns of tables of ops mean: `fields/ops.toml`, and by their own names the sizes and
     words of ops that are registered elsewhere.
     """
-    return _op_fields(len(_BY_NAME))
+    return _fields_of(frozenset(_BY_NAME))
+
+
+def fields_of_table(frame: pandas.DataFrame) -> Fields:
+    """Those of the ops that rows of a table name; of all ops, where they name none."""
+    every, ops = op_fields(), frozenset[str]()
+    for name in frame:
+        if (call := every.called(str(name))) and call[0].name == "op":
+            ops = frozenset(one for one in map(str, frame[name].unique()) if one in _BY_NAME)
+    return _fields_of(ops) if ops else every
+
+
+@functools.lru_cache(4096)
+def _fields_of(ops: frozenset[str]) -> Fields:
+    """The fields of some ops, and of any row."""
+    known, own, others = fields_of("ops"), dict[str, Field](), set[str]()
+    for op, (cls, fixed) in _BY_NAME.items():
+        for name in (*cls.dimensions(), *columns_of(cls).text):
+            if name in fixed:
+                continue
+            others.add(name)
+            if op in ops:
+                kind = "text" if name in columns_of(cls).text else "number"
+                own[name] = known[name] if name in known else Field(name, f"of {op}", kind)
+    rest = {one.name: one for one in known if one.name not in others or one.name in _OF_ANY}
+    return dataclasses.replace(known, by_name=rest | own)
 
 
 def op_names() -> list[str]:

@@ -22,12 +22,21 @@ from hybridperf.fields.registry import NO, YES
 from hybridperf.hardware import DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, closest, real_numbers, require_columns
 from hybridperf.io.later import pd
-from hybridperf.ops.base import Columns, Op, OpCall, columns_of, name_of, op_by_name, op_fields
+from hybridperf.ops.base import (
+    LABELS,
+    Columns,
+    Op,
+    OpCall,
+    columns_of,
+    fields_of_table,
+    name_of,
+    op_by_name,
+    op_fields,
+)
 from hybridperf.ops.roofline import Work
 
 LARGEST_SIZE = 1e13  # elements along one dimension; more is a slip, not a tensor
 LARGEST_WORK = 1e24  # flops or bytes of one op
-LABELS = ("framework", "version", "kernel", "algo")  # columns that name an implementation
 _FLAG = {YES: 1.0, NO: 0.0}
 
 
@@ -59,7 +68,7 @@ def parse_ops(frame: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
 
     `InputError` as well if no row at all can be read: then the table, not a row, is wrong.
     """
-    read = read_columns(frame, op_fields())
+    read = read_columns(frame, fields_of_table(frame))
     frame = read.frame
     require_columns(frame, ["op", "dtype"], "a table of ops")
     if frame.empty:

@@ -171,6 +171,16 @@ def test_a_misspelt_size_that_has_a_default_is_refused() -> None:
             parse_ops(pd.DataFrame([row | {wrong: 8}]), H100)
 
 
+def test_only_sizes_of_its_ops_are_misspelt_in_a_table() -> None:
+    """A look-up's `hot` is nothing that a table of products means by its `host`."""
+    row = {"op": "gemm", "dtype": "bf16", "m": 8, "n": 8, "k": 8, "hotel": 1, "windo": 2}
+    assert not parse_ops(pd.DataFrame([row]), H100).problem[0]
+    attention = {"op": "context_attention", "dtype": "bf16", "batch": 1, "q_len": 8, "heads": 8,
+                 "head_dim": 64}  # fmt: skip
+    with pytest.raises(InputError, match=r"got 'windo' \(did you mean 'window'\?\)"):
+        parse_ops(pd.DataFrame([row, attention]), H100)
+
+
 def small_row(question: str) -> dict[str, Any]:
     return {one.name: one.example for one in fields_of(question)}
 

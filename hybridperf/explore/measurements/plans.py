@@ -35,7 +35,7 @@ from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.ops import op_by_name
-from hybridperf.ops.base import op_fields
+from hybridperf.ops.base import fields_of_table, op_fields
 from hybridperf.ops.table import parse_ops
 
 DEFAULT_OPS = (
@@ -225,7 +225,8 @@ def ops_of(
     """(the workload's different ops that can be measured, with `times`; the share of the step's
     seconds that each has [R], None where the table has no seconds; why other ops cannot be read).
     """
-    given = read_whole(workload.reset_index(drop=True), op_fields())
+    given = workload.reset_index(drop=True)
+    given = read_whole(given, fields_of_table(given))
     limits = Numbers(needed=False)
     numbers = number_columns(given, {"times": limits, "seconds": limits}, "op", ("op", "dtype"))
     sizes = [name for name in given if name in op_fields() and op_fields()[name].priced]
