@@ -7,6 +7,7 @@ from typer import Argument, Option
 
 from hybridperf.cli import common
 from hybridperf.cli.common import compilation_cache, keep_files, warn, wrong
+from hybridperf.cli.manner import printed
 
 _PICTURE = "shard.png"
 
@@ -76,7 +77,7 @@ def sweep(
         rate += f" (of which compiling {done.compiling_s:.1f} s; without it {without})"
     print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
     common.result(rows=done.rows, points=done.points, out=done.out)
-    if html is not None and done.rows:
+    if (html is not None or not printed()) and done.rows:
         from hybridperf.report.grid_plot import drawn_rows
 
         common.result(grid=drawn_rows(done))

@@ -2,8 +2,8 @@
 
 Only what `views.toml` lists can be asked, each value checked by its kind, so that no value becomes
 an option and no option writes a file. Kinds: `whole`, `number`, `choice`, `flag`, `text` (numbers
-and names), `words` (several of them, separated by spaces), `name` (a model, device or system, or a
-file that was dropped), `file`, `times` (NAME=NUMBER, separated by spaces).
+and names), `formula` (of fields), `words` (several of them, separated by spaces), `name` (a model,
+device or system, or a file that was dropped), `file`, `times` (NAME=NUMBER, separated by spaces).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hybridperf.fields.registry import shipped_words
 from hybridperf.io import InputError
 
 _TEXT = re.compile(r"[\w.,:+*/= -]{0,200}")
+_FORMULA = re.compile(r"[\w.,+*/%=<>!() -]{0,200}")
 _WORD = re.compile(r"[\w.+-]{1,80}")
 _FILE = "file:"  # before the id of one that was dropped
 Found = Callable[[str], tuple[Path, str]]
@@ -112,7 +113,7 @@ def question(view: str, name: str, values: Mapping[str, Any], found: Found) -> Q
                 names += [(here, theirs), (Path(here).name, theirs)]
             arguments += _argument(field, here)
             typed += _argument(field, theirs)
-    typed += asked.get("options", [])
+    typed += [*asked.get("options", []), *asked.get("typed", [])]
     arguments += asked.get("options", [])
     return Question(arguments, typed, asked["process"], asked.get("folder", ""), tuple(names))
 
@@ -164,7 +165,8 @@ def _words(field: Mapping[str, Any], value: Any, found: Found) -> list[tuple[str
         return [(str(path), name)]
     if kind == "file":
         raise InputError(f"expected a file in {label}, got {text!r}; drop one")
-    return [(_plain(text, _WORD if kind == "name" else _TEXT, label),) * 2]
+    pattern = {"name": _WORD, "formula": _FORMULA}.get(kind, _TEXT)
+    return [(_plain(text, pattern, label),) * 2]
 
 
 def _plain(text: str, pattern: re.Pattern[str], label: str) -> str:

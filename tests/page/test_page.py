@@ -34,6 +34,7 @@ _SETTLED = (
 SMALL = {
     "step": "#step?model=gpt2-xl&tp=1&pp=1&n_gpus=1&global_batch=1&sharding=none",
     "layouts": "#layouts?shape=gpt2-xl&gpus=2&batch=2&only=zero%3D0+cp%3D1",
+    "grid": "#grid?model=gpt2-xl&n_gpus=8&tp=1&pp=1%2C2&micro_batch=1%2C2&global_batch=64",
     "serving": "#serving?shape=llama2-7b&gpus=1",
     "run": "#run?shape=gpt2-xl&gpus=2&tokens=1B&batch=4",
     "machine": "#machine",
@@ -142,6 +143,33 @@ def test_a_step_is_the_commands_step_and_answers_at_once(browser: Browser, page:
     wait_for(other, "document.querySelector('[data-name=\"time of a step\"]')")
     assert shown(other, "time of a step") == changed
     other.close()
+    tab.close()
+
+
+def test_a_cell_of_a_grid_opens_in_step(browser: Browser, page: Served, tmp_path: Path) -> None:
+    tab = opened(browser, page, "grid")
+    wait_for(tab, "document.querySelector('[data-name=\"the quickest step\"]')")
+    command = command_of(tab, "grid").replace("grid.parquet", str(tmp_path / "grid.parquet"))
+    answer = answer_of(command)
+    assert answer["points"] == len(answer["grid"]) == 8
+    best = min(answer["grid"], key=lambda row: row["predicted_s"])
+    assert shown(tab, "the quickest step") == pytest.approx(best["predicted_s"], rel=1e-12)
+    tab.value(
+        "(() => { const menu = [...document.querySelectorAll('label')]"
+        ".find(one => one.textContent.startsWith('apart')).querySelector('select');"
+        " menu.value = 'gpu'; menu.dispatchEvent(new Event('change')); })()"
+    )
+    assert tab.value("document.querySelectorAll('svg .opens').length") == 8  # two pictures of four
+    assert axe(tab) == []
+    words = json.dumps([f"{name} {best[name]}" for name in ("gpu", "micro_batch", "pp")])
+    tab.value(
+        f"(() => {{ const words = {words}; [...document.querySelectorAll('svg .opens')]"
+        ".find(one => words.every(word => one.textContent.split(', ').includes(word)))"
+        ".dispatchEvent(new MouseEvent('click')); })()"
+    )
+    wait_for(tab, "document.querySelector('[data-name=\"time of a step\"]')")
+    assert shown(tab, "time of a step") == pytest.approx(best["predicted_s"], rel=1e-9)
+    assert tab.complaints() == []
     tab.close()
 
 

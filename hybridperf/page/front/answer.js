@@ -16,7 +16,7 @@ const SHARE = /(share|error|covered|inside|gain|mfu|goodput|overlap|chance)$/;
 const readable = (name) => name.replace(/_bytes_per_s$|_flops_per_s$|(?<!_per)_s$/, "").replaceAll("_", " ");
 
 // How a value is written, by its name, as the command line does (`report/text.py`).
-function write(name, value) {
+export function write(name, value) {
   if (!units.known(value)) return units.words(value);
   if (/bytes_per_s$/.test(name)) return units.quantity(value, "B/s");
   if (/flops_per_s$/.test(name)) return units.quantity(value, "FLOP/s");
@@ -36,7 +36,7 @@ function rowsTable(name, rows) {
 }
 
 // Rows that no other beats: least x and least y; most of both where `sign` is -1.
-function front(points, sign = 1) {
+export function front(points, sign = 1) {
   let best = Infinity;
   return [...points].sort((a, b) => sign * (a.x - b.x) || sign * (a.y - b.y)).filter((one) => sign * one.y < best && ((best = sign * one.y), true));
 }

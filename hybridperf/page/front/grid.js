@@ -8,6 +8,7 @@ import * as units from "./units.js";
 const MOST_CELLS = 40; // values of an axis of the heat map
 const FEW = 12; // values of a column that stand side by side, evenly
 const MOST_AXES = 10;
+const MOST_FACETS = 8;
 const HEIGHT = 280;
 const EDGE = 26;
 
@@ -31,7 +32,7 @@ function axisOf(rows, name) {
   return { name, marks: ends, place: (value) => (given(value) ? (of(value) - of(ends[0])) / (of(ends[1]) - of(ends[0])) : undefined) };
 }
 
-function heat(all, rows, asked, write) {
+function heat(all, rows, asked, write, address, of = "") {
   const [xs, ys] = [distinct(all, asked.x), distinct(all, asked.y)];
   const sign = asked.best === "most" ? -1 : 1;
   const best = new Map();
@@ -40,7 +41,7 @@ function heat(all, rows, asked, write) {
     if (units.known(row[asked.hue]) && !(sign * best.get(key)?.[asked.hue] <= sign * row[asked.hue])) best.set(key, row);
   }
   const found = [...best.values()].map((row) => row[asked.hue]).sort((a, b) => a - b);
-  const words = `The ${asked.best} ${asked.hue} of the rows of each ${asked.x} and ${asked.y}; the darker, the more. A row's other columns show where the pointer rests.`;
+  const words = `${of}The ${asked.best} ${asked.hue} of the rows of each ${asked.x} and ${asked.y}; the darker, the more. A row's other columns show where the pointer rests${address ? "; a click opens its step" : ""}.`;
   return figure(words, (width) => {
     const [left, bottom] = [90, 22];
     const [wide, high] = [(width - left) / xs.length, Math.min(34, Math.max(12, 420 / ys.length))];
@@ -53,8 +54,8 @@ function heat(all, rows, asked, write) {
         if (!row) return;
         const share = found.length > 1 ? found.indexOf(row[asked.hue]) / (found.length - 1) : 0.5;
         const at = { x: left + column * wide, y: top };
-        svg.append(make("rect", { class: "k0", ...at, width: Math.max(1, wide - 1), height: high - 1, "fill-opacity": 0.1 + 0.75 * share },
-          make("title", {}, Object.entries(row).filter(([, one]) => given(one)).map(([name, one]) => `${name} ${write(name, one)}`).join(", "))));
+        const said = Object.entries(row).filter(([, one]) => given(one)).map(([name, one]) => `${name} ${write(name, one)}`).join(", ");
+        svg.append(make("rect", { class: address ? "k0 opens" : "k0", ...at, width: Math.max(1, wide - 1), height: high - 1, "fill-opacity": 0.1 + 0.75 * share, onclick: () => { if (address) location.hash = address(row); } }, make("title", {}, said)));
         if (wide > 48) svg.append(make("text", { x: at.x + wide / 2, y: top + high / 2 + 4, "text-anchor": "middle", "pointer-events": "none" }, write(asked.hue, row[asked.hue])));
       });
     });
@@ -84,7 +85,7 @@ function parallel(rows, inside, axes, brushes, write, changed) {
       for (const mark of one.marks) svg.append(make("text", { class: "quiet above", x: one.at + 4, y: height(one.place(mark)) + 4 }, write(one.name, mark)));
       const [low, high] = brushes.get(one.name) ?? [0, 0];
       const band = make("rect", { class: "band", x: one.at - 8, width: 16, y: height(high), height: height(low) - height(high) });
-      const grip = make("rect", { x: one.at - 14, width: 28, y: top - 6, height: bottom - top + 12, "fill-opacity": 0, style: "cursor: ns-resize; touch-action: none", "aria-label": one.name });
+      const grip = make("rect", { x: one.at - 14, width: 28, y: top - 6, height: bottom - top + 12, "fill-opacity": 0, class: "grip" }, make("title", {}, one.name));
       let from = null;
       const share = (event) => Math.min(1, Math.max(0, (bottom - (event.clientY - svg.getBoundingClientRect().top)) / (bottom - top)));
       grip.addEventListener("pointerdown", (event) => { from = share(event); grip.setPointerCapture(event.pointerId); });
@@ -107,13 +108,14 @@ function parallel(rows, inside, axes, brushes, write, changed) {
   });
 }
 
-function menu(label, names, chosen, change) {
+function menu(label, names, chosen, change, spoken = label) {
   const options = names.map((name) => make("option", { value: name, selected: name === chosen }, name));
-  return make("label", {}, `${label} `, make("select", { onchange: (event) => change(event.target.value) }, ...options));
+  return make("label", {}, `${label} `, make("select", { "aria-label": spoken, onchange: (event) => change(event.target.value) }, ...options));
 }
 
-// Figures of rows, `said` writes their values; `front(points, sign)` finds those that no other beats.
-export function figures(rows, said, front) {
+// Figures of rows, `said` writes their values; `front(points, sign)` finds those that no other beats;
+// `address(row)`: where a click on a cell leads.
+export function figures(rows, said, front, address = null) {
   const write = (name, value) => (Number.isInteger(value) && Math.abs(value) < 1e6 ? String(value) : said(name, value));
   const names = Object.keys(rows[0]).filter((name) => name !== "front" && distinct(rows, name).length > 1);
   const numbers = names.filter((name) => numeric(rows, name));
@@ -123,7 +125,8 @@ export function figures(rows, said, front) {
   const other = numbers.find((name) => /memory_bytes|usd|tokens_per_s_gpu|gpu_hours/.test(name)) ?? numbers[0];
   const fields = cells.filter((name) => numeric(rows, name));
   const [x, y] = fields.length > 1 ? fields : cells;
-  const asked = { x, y, hue: result, best: "least", one: result, other, sense: "least" };
+  const asked = { x, y, hue: result, best: "least", one: result, other, sense: "least", apart: "" };
+  const few = cells.filter((name) => distinct(rows, name).length <= MOST_FACETS);
   const axes = [...new Set([...cells.slice(0, MOST_AXES - 2), result, other])].map((name) => axisOf(rows, name));
   const brushes = new Map();
   const place = make("div", {});
@@ -133,6 +136,7 @@ export function figures(rows, said, front) {
       return share >= low && share <= high;
     });
     const kept = rows.filter(keeps);
+    const parts = asked.apart ? distinct(rows, asked.apart) : [null];
     const change = (name) => (value) => { asked[name] = value; draw(); };
     const points = kept.filter((row) => units.known(row[asked.one]) && units.known(row[asked.other])).map((row) => ({ x: row[asked.one], y: row[asked.other], hue: 7, words: names.filter((name) => given(row[name])).map((name) => `${name} ${write(name, row[name])}`).join(", ") }));
     const sign = asked.sense === "most" ? -1 : 1;
@@ -142,9 +146,9 @@ export function figures(rows, said, front) {
     place.replaceChildren(
       make("p", { class: "status", "aria-live": "polite" }, `${kept.length} of ${rows.length} rows${brushes.size ? " within what is brushed" : ""}`),
       parallel(rows, new Set(kept), axes, brushes, write, draw),
-      make("div", { class: "bar-of-buttons" }, menu("Cells of", cells, asked.x, change("x")), menu("and", cells, asked.y, change("y")), menu("show the", ["least", "most"], asked.best, change("best")), menu("", numbers, asked.hue, change("hue"))),
-      heat(rows, kept, asked, write),
-      make("div", { class: "bar-of-buttons" }, menu("Front of the", ["least", "most"], asked.sense, change("sense")), menu("", numbers, asked.one, change("one")), menu("and", numbers, asked.other, change("other"))),
+      make("div", { class: "bar-of-buttons" }, menu("Cells of", cells, asked.x, change("x")), menu("and", cells, asked.y, change("y")), menu("show the", ["least", "most"], asked.best, change("best")), menu("", numbers, asked.hue, change("hue"), "What the cells show"), menu("apart by", ["", ...few], asked.apart, change("apart"))),
+      ...parts.map((part) => heat(rows, kept.filter((row) => part === null || row[asked.apart] === part), asked, write, address, part === null ? "" : `${asked.apart} ${write(asked.apart, part)}: `)),
+      make("div", { class: "bar-of-buttons" }, menu("Front of the", ["least", "most"], asked.sense, change("sense")), menu("", numbers, asked.one, change("one"), "Across"), menu("and", numbers, asked.other, change("other"))),
       scatter("The line joins the rows that no other beats in both.", points, scaled(asked.one), scaled(asked.other), [best]));
   };
   draw();
