@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hybridperf.fields import Field, Fields, fields_of
+from hybridperf.fields.registry import Kind
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, Unit
 from hybridperf.io import unknown
 from hybridperf.io.namespace import Array, array_module
@@ -215,7 +216,7 @@ def _fields_of(ops: frozenset[str]) -> Fields:
                 continue
             others.add(name)
             if op in ops:
-                kind = "text" if name in columns_of(cls).text else "number"
+                kind: Kind = "text" if name in columns_of(cls).text else "number"
                 own[name] = known[name] if name in known else Field(name, f"of {op}", kind)
     rest = {one.name: one for one in known if one.name not in others or one.name in _OF_ANY}
     return dataclasses.replace(known, by_name=rest | own)
