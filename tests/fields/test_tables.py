@@ -27,7 +27,7 @@ from hybridperf.runs.open_loop import recorded
 from hybridperf.runs.pools import read_requests, read_types
 
 H100 = load_device("h100_sxm")
-_OWN = {"steps", "serve", "ops", "collectives"}
+_OWN = {"steps", "serve", "ops", "collectives", "plans", "runs"}
 SMALL = [one for one in questions() if one not in _OWN]
 # of ops whose `quant` and `kernel` are others, or that contradict other examples
 _SAID = {"quantise": {"quant": "nvfp4"}, "scale_matrix": {"quant": "nvfp4"}}
