@@ -23,7 +23,8 @@ A table of a file here is a field:
 
 and `[columns]` has `row`, what a row is called, `foreign`, names that are nobody's misspelling,
 `unread`, names that matter and are not read, each with what to write in its place, and `of`, fields
-that other questions define. Small tables stand in one file, `tables.toml`, a table of fields each.
+of other questions, whose `foreign` and `unread` names count, too. Small tables stand in one file,
+`tables.toml`, a table of fields each.
 
 Light to import: the command line shows this before it loads anything.
 """
@@ -273,13 +274,19 @@ def fields_of(question: str) -> Fields:
     else:
         tables = dict(tomllib.loads(folder.joinpath("tables.toml").read_text())[question])
     columns = tables.pop("columns", {})
-    others = columns.get("of", {}).items()
-    found = [fields_of(other)[name] for other, names in others for name in names]
+    others = {fields_of(other): names for other, names in columns.get("of", {}).items()}
+    found = [other[name] for other, names in others.items() for name in names]
     found += [one for name, table in tables.items() for one in _fields(name, table)]
+    by_name = {one.name: one for one in found}
+    named = {folded(name) for one in found for name in one.names}
+    foreign = {folded(name) for name in columns.get("foreign", ())}
+    unread = {folded(name): why for name, why in columns.get("unread", {}).items()}
+    for other in others:
+        foreign |= other.foreign
+        unread = {**other.unread, **unread}
     return Fields(
-        question, {one.name: one for one in found},
-        frozenset(map(folded, columns.get("foreign", ()))),
-        {folded(name): why for name, why in columns.get("unread", {}).items()},
+        question, by_name, frozenset(foreign - named),
+        {name: why for name, why in unread.items() if name not in named},
         columns.get("row", "row"), not own.is_file(),
     )  # fmt: skip
 
