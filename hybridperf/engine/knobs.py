@@ -47,7 +47,7 @@ class KnobFunction:
 
     def __init__(
         self, what: str, usual: Knobs, results: Callable[[Any, Knobs], Any],
-        arrays: Callable[[], Any] = tuple, units: Knobs | None = None,
+        arrays: Callable[[], Any] = tuple,
     ):  # fmt: skip
         """A function of numbers.
 
@@ -56,11 +56,10 @@ class KnobFunction:
             usual: today's numbers.
             results: by arrays and all of the numbers, both traced.
             arrays: makes a tree of arrays in JAX' present precision, once for each.
-            units: of the numbers; None: as their names end.
         """
         self._what, self._usual, self._results, self._arrays = what, usual, results, arrays
         self._by_precision: dict[Any, Any] = {}
-        self.units = units_of(usual) if units is None else units
+        self.units = units_of(usual)
 
     def __repr__(self) -> str:
         return f"<KnobFunction: {self._what} by {', '.join(self._usual)}>"
