@@ -5,9 +5,9 @@ of this shape: `f(knobs)` completes what is left out by `f.knobs`, and `f.units`
 are ordinary functions of JAX: `jax.jit`, `jax.grad`, `jax.vmap`, `jax.hessian`, `jax.checkpoint`
 and optimisers work on them, also inside another function's `jit`.
 
-A number farther from today's than a billion times counts as that far: at zero and at infinity a
-function has the value and slope of the nearest such number, which is their limit to nine digits
-and no NaN.
+A number farther from today's than a billion times (in float32 a million) counts as that far: at
+zero and at infinity a function has the value and slope of the nearest such number, which is their
+limit to nine digits (six) and no NaN.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from hybridperf.io.namespace import SOONER_COMPILED, Array, is_traced
 Knobs = Mapping[str, Any]
 """Numbers by name, in dicts."""
 
-_FARTHEST = 1e9  # times today's value, either way
+# times today's value, either way: in float64, and in float32, where squares must not overflow
+_FARTHEST = {8: 1e9, 4: 1e6}
 T = TypeVar("T")
 _UNITS = {  # by how a name ends, the first that does
     "_bytes_per_s": "bytes/s", "_bytes_per_s_per_node": "bytes/s",
@@ -46,7 +47,7 @@ class KnobFunction:
 
     def __init__(
         self, what: str, usual: Knobs, results: Callable[[Any, Knobs], Any],
-        arrays: Callable[[], Any] = tuple, units: Knobs | None = None,
+        arrays: Callable[[], Any] = tuple,
     ):  # fmt: skip
         """A function of numbers.
 
@@ -55,11 +56,10 @@ class KnobFunction:
             usual: today's numbers.
             results: by arrays and all of the numbers, both traced.
             arrays: makes a tree of arrays in JAX' present precision, once for each.
-            units: of the numbers; None: as their names end.
         """
         self._what, self._usual, self._results, self._arrays = what, usual, results, arrays
         self._by_precision: dict[Any, Any] = {}
-        self.units = units_of(usual) if units is None else units
+        self.units = units_of(usual)
 
     def __repr__(self) -> str:
         return f"<KnobFunction: {self._what} by {', '.join(self._usual)}>"
@@ -142,13 +142,14 @@ def flattened(knobs: Knobs) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def within_reach(numbers: T, today: T) -> T:
-    """A tree of numbers, those farther than a billion times today's as that far."""
+    """A tree of numbers, those farther from today's than counts as that far."""
+    farthest = _FARTHEST[jnp.result_type(float).itemsize]
 
     def near(value: Any, usual: Any) -> Array:
         usual = jnp.asarray(usual, jnp.result_type(value))
         some = usual > 0
-        most = jnp.where(some, usual * _FARTHEST, _FARTHEST)
-        return clipped(value, jnp.where(some, usual / _FARTHEST, -_FARTHEST), most)
+        most = jnp.where(some, usual * farthest, farthest)
+        return clipped(value, jnp.where(some, usual / farthest, -farthest), most)
 
     return jax.tree.map(near, numbers, today)
 

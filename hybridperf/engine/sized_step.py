@@ -25,7 +25,7 @@ import numpy as np
 
 from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import makespan
-from hybridperf.engine.knobs import KnobFunction, Knobs, units_of
+from hybridperf.engine.knobs import KnobFunction, Knobs
 from hybridperf.engine.step_function import PreparedStep, StepRows, platform_at
 from hybridperf.engine.step_times import between
 from hybridperf.engine.workload import Workload
@@ -97,10 +97,8 @@ def sized_step_function(
 
     middle = {name: float(values[len(values) // 2]) for name, values in axes.items()}
     usual = first.knobs | {"sizes": middle}
-    units = units_of(first.knobs) | {"sizes": dict.fromkeys(middle, "1")}
-    return KnobFunction(
-        f"seconds of {first.workload.name} by its sizes", usual, seconds, arrays, units
-    )
+    what = f"seconds of {first.workload.name} by its sizes"
+    return KnobFunction(what, usual, seconds, arrays)
 
 
 def _doubling(name: str, least: float, most: float) -> list[int]:

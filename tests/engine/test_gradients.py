@@ -186,6 +186,17 @@ def test_slopes_are_differences_and_no_nan_at_the_ends(kind: str) -> None:
     assert (np.abs(slopes[0]) > 1e-3).sum() >= 2
 
 
+@pytest.mark.parametrize("kind", ["dlrm", "run"])
+def test_no_nan_at_the_ends_in_single_precision(kind: str) -> None:
+    names, today, told = of_factors(KINDS[kind]())
+    each = np.eye(len(today))
+    points = np.concatenate([np.where(each > 0, end, today) for end in (0.0, np.inf)])
+    both = jax.vmap(jax.value_and_grad(lambda x: told(x, jnp.ones_like(x))))
+    values, slopes = map(np.asarray, jitted(both)(points.astype(np.float32)))
+    nan = np.flatnonzero(np.isnan(values) | np.isnan(slopes).any(1))
+    assert not len(nan), [(names * 2)[at] for at in nan]
+
+
 def test_a_step_by_its_sizes_is_the_step_built_and_between_them_near_it() -> None:
     """And its slope is that of differences, as of all sizes that it was built at."""
 

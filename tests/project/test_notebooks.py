@@ -144,8 +144,8 @@ def test_gradient_search_runs_and_its_checks_hold(tmp_path: Path) -> None:
 
 
 def test_no_notebook_of_gradients_asks_by_private_names() -> None:
-    source = "".join(cell.source for cell in nbformat.read(GRADIENT_SEARCH, as_version=4).cells)
-    assert re.findall(r"^\s*(?:from|import) hybridperf\b.*$", source, re.M) == [
+    source = "\n".join(cell.source for cell in nbformat.read(GRADIENT_SEARCH, as_version=4).cells)
+    assert re.findall(r"^[ \t]*(?:from|import) hybridperf\b.*$", source, re.M) == [
         "import hybridperf as hp"
     ]
 
