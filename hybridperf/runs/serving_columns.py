@@ -30,7 +30,8 @@ READ: Mapping[str, str] = {
     " waits for others, up to a share of a step's tokens",
     "moe_backend": "TensorRT-LLM: of its moe_config, as deepgemm",
     "measured": "when, as 2026-01-14; also as `measured=DATE` in a text column",
-    "requests_per_client": "of a run, 10 if not given: one of them meets the opening burst",
+    "requests_per_client": "of a run in which all clients begin at once; such a run is assumed of"
+    " published rows (silicon_concurrency, measured), of other rows a steady load",
     "drafted, acceptance": "tokens that a draft proposes, and the chance that each is taken",
     "cached_share": "of a prompt's tokens, found in the cache of prefixes",
     "lora_rank": "of an adapter of each layer's matrices before attention, not merged into them",

@@ -15,17 +15,17 @@ from typing import Any
 
 import pandas as pd
 
-from hybridperf.hardware import canonical_dtype, load_device
+from hybridperf.hardware import Host, canonical_dtype, load_device
 from hybridperf.io import InputError
 from hybridperf.io.errors import plain, unknown
 from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
-from hybridperf.runs.closed_loop import CHUNK
 from hybridperf.runs.serving_machines import Machine, known_names, machine_of
 from hybridperf.runs.serving_published import points_of, published, settings_of
 from hybridperf.workloads.serving import Deployment, is_blackwell
 from hybridperf.workloads.transformer.zoo import load_shape
 
+CHUNK = 8192.0  # tokens of prompts in a step at most: the usual budget of vLLM's benchmarks
 MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
 # of tokens over experts: nearly all of them have some, as a trained gate's distinct experts stay
 # within 13 % of a uniform one's (LLMServingSim, bench/core/runner.py); the exponent is assumed.
@@ -66,6 +66,8 @@ class ServedRow:
     workers_told: bool = True  # by the row itself
     drafts_known: bool = True
     requests: float = 0.0  # of each client; 0: not told
+    at_once: bool = False  # all clients begin together, as in a published benchmark
+    launch_host: Host | None = None  # of the machine, if it is known
     chunk: float = CHUNK  # tokens of prompts in a step at most
     admission: Admission = AT_ONCE
     model: str = ""
@@ -79,6 +81,11 @@ class ServedRow:
         """Tokens that a running sequence holds in the cache, in the mean."""
         habits = known_names()["framework"].get(self.framework, {})
         return self.prompt + habits.get("reserved", 0.5) * self.output
+
+    @property
+    def eager(self) -> bool:
+        """Whether all kernels are launched one by one."""
+        return self.engine is not None and self.engine.launches == "eager"
 
     @property
     def memory_bytes(self) -> float:
@@ -109,6 +116,7 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
         values = {str(name): value for name, value in record.items() if not _empty(value)}
         values["concurrency"] = _clients(values)
         values.setdefault("measured", _in_text(values, _MEASURED))
+        values.setdefault("silicon_concurrency", _in_text(values, _CONCURRENCY))
         told = tuple((name, values[name]) for name in _USED if name in values)
         if told not in seen:
             try:
@@ -125,12 +133,14 @@ _SIZES = (
 )  # fmt: skip
 # whether prompts are computed by engines of their own
 _APART = {"agg": False, "aggregated": False, "disagg": True, "disaggregated": True}
+_OF_A_BENCHMARK = ("requests_per_client", "silicon_concurrency", "measured")
 _USED = (
+    *_OF_A_BENCHMARK,
     "model_path", "model", "system", "backend", "framework", "backend_version", "precision", "mode",
     "gemm_quant_mode", "moe_quant_mode", "kv_dtype", "isl", "osl", "concurrency", "max_num_seqs",
-    "max_num_batched_tokens", "requests_per_client", "drafted", "acceptance", "cached_share",
+    "max_num_batched_tokens", "drafted", "acceptance", "cached_share",
     "enforce_eager", "lora_rank", "scheduler_recv_interval", "attention_dp_timeout_iters",
-    "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio", "moe_backend", "measured",
+    "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio", "moe_backend",
     *(f"{kind}{name}" for kind in ("", "prefill_", "decode_") for name in _SIZES),
 )  # fmt: skip
 
@@ -217,6 +227,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         )  # fmt: skip
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
+        "at_once": bool({*_OF_A_BENCHMARK} & {name for name in values if values[name]}),
         "chunk": float(_count(values, "max_num_batched_tokens", int(CHUNK))),
         "admission": _admission(values, engine),
     }  # fmt: skip
