@@ -130,15 +130,16 @@ class StepTimes:
         held = sequences + chunk
         module = array_module(sequences, keys, chunk, chunk_keys, *jax.tree.leaves(times))
         which = times.which
-        ran = times.slower, times.gaps_s, times.sequence_s, times.launched_s, times.eager
-        ran = tuple(map(floats, (*ran, times.host_s)))
+        ran: list[Array] = [
+            floats(one)
+            for one in (times.slower, times.gaps_s, times.sequence_s, times.launched_s, times.eager,
+                        times.host_s)
+        ]  # fmt: skip
         if which is not None:  # sizes may have axes beyond the engines'
             most = max(one.ndim for one in (sequences, keys, chunk, chunk_keys))
             which = which.reshape(which.shape + (1,) * (most - which.ndim))
-            ran = tuple(
-                one.reshape(one.shape + (1,) * (most - one.ndim)) if one.ndim else one
-                for one in ran
-            )
+            ran = [one.reshape(one.shape + (1,) * (most - one.ndim)) if one.ndim else one
+                   for one in ran]  # fmt: skip
         slower, gaps_s, sequence_s, launched_s, eager, host_s = ran
         axes: tuple[tuple[Array, Array], ...] = ((times.tokens, held),)
         products = between(axes, times.products_s, which) * (held > 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -75,13 +76,10 @@ def served(
         for at in good
     ]
     memory = {key: serving_memory(key[1]) for key in times}
-    place = {key: at for at, key in enumerate(times)}
+    place: dict[Any, int] = {key: at for at, key in enumerate(times)}
     of = [(row.machine, row.engine) for row in mine]
-    decode = np.array([place[key] for key in of], int)  # type: ignore[index]
-    first = np.array(
-        [place[row.machine, row.prefill] if row.prefill else -1 for row in mine],  # type: ignore[index]
-        int,
-    )
+    decode = np.array([place[key] for key in of], int)
+    first = np.array([place[row.machine, row.prefill] if row.prefill else -1 for row in mine], int)
     kept = tuple(memory[key] for key in of)  # type: ignore[index]
     capacity = np.array([row.memory_bytes for row in mine], float)
     most = [row.engine.max_sequences for row in mine if row.engine]
@@ -103,8 +101,10 @@ def served(
         each("at_once") > 0, _sent_s(mine, memory, models),
         Admission(*np.array([row.admission for row in mine], float).reshape(-1, 3).T),
     )  # fmt: skip
-    bare = {machine: not model.measured.families for machine, model in models.items()}
-    unmeasured = np.array([bare[row.machine] for row in mine], bool)  # type: ignore[index]
+    bare: dict[Any, bool] = {
+        machine: not model.measured.families for machine, model in models.items()
+    }
+    unmeasured = np.array([bare[row.machine] for row in mine], bool)
     return Served(tuple(mine), np.array(good, int), loads, kept, capacity, problems, unmeasured)
 
 
