@@ -85,9 +85,14 @@ def means(served: Served, kept: slice = slice(None)) -> tuple[float, float, floa
     """(TTFT, TPOT, standard error of the first as a share) of some requests."""
     answered_s = (served.last_token_s - served.first_token_s)[kept].sum()
     tpot_s = answered_s / (served.requests.output[kept] - 1).sum()
-    parts = np.array([part.mean() for part in np.array_split(served.ttft_s[kept], 20)])
+    parts = np.array(
+        [
+            part.mean()
+            for part in np.array_split(served.ttft_s[kept], min(20, len(served.ttft_s[kept])))
+        ]
+    )
     mean = served.ttft_s[kept].mean()
-    return float(mean), float(tpot_s), float(parts.std() / 20**0.5 / mean)
+    return float(mean), float(tpot_s), float(parts.std() / len(parts) ** 0.5 / mean)
 
 
 def simulated(case: Case, seed: int, requests: int) -> tuple[float, float, float]:
