@@ -17,7 +17,7 @@ import pandas as pd
 
 from hybridperf.io import ANY_NUMBER, InputError, number_columns
 from hybridperf.runs.batching import Engine, Link, serve
-from hybridperf.runs.deployment_latency import Question, with_effects
+from hybridperf.runs.deployment_latency import Question
 from hybridperf.runs.launch_lines import prefill_row
 from hybridperf.runs.requests import Requests, Served, arriving
 from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
@@ -91,13 +91,8 @@ def _engine(asked: Question, row: Mapping[str, Any], *, only_prompts: bool = Fal
         own = np.exp(float(asked.fit.left([one], "tpot_s")[0][0]))
         effects = dataclasses.replace(effects, kernels=effects.kernels * own)
     alone = step_times(asked.model, [made], asked.all_reduce)[0]
-    times = with_effects(alone, effects, made.tokens_per_pass)
-    if only_prompts:  # launched kernel by kernel, and longer, as `deployments` has them
-        launches = prompt_launches(made, asked.model.device)
-        least_s = np.maximum(times.products_s, effects.launch_s * launches)
-        times = dataclasses.replace(
-            times, products_s=effects.prefill * least_s, prefill_s=effects.prefill * times.prefill_s
-        )
+    launches = prompt_launches(made, asked.model.device)
+    times = alone.as_run(effects, launches, float(made.launches == "eager"), made.tokens_per_pass)
     tokens = serving_memory(made).cached_tokens(asked.model.device.memory_bytes or np.inf)
     return Engine(
         times, int(row["sequences"]), int(row["chunk"]), max(tokens, 0.0), drafted=asked.drafted,

@@ -16,6 +16,8 @@ chance C, exponential of rate d = k / service - rate, so with m = 1 / service
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 import scipy.special
@@ -25,6 +27,12 @@ from hybridperf.io.namespace import Array, array_module, floats
 
 _POISSON_CV2 = 1.0
 _FAR, _TERMS = 8.0, 6  # standard deviations of a load above the places; terms that are enough there
+# windows in which sources come at random, in their spread; how much of a wait is left where that is
+# as long as a service, and its power: of closed queues of 2 to 100 sources, simulated at loads of
+# 0.15 to 1.3 and spreads of 6 and 12 % of a period, service and wait are then within 5 %, four of
+# five within 2 %
+_WINDOW, _ORDERED, _POWER = 11.5, 0.19, 1.44
+_STEPS, _FEW = 7, 1e-3  # to a root: within 1e-6 of it; in place of nothing
 _SMALL = 1e-6  # below which (1 - exp(-x)) / x is taken as 1 - x / 2
 
 
@@ -138,3 +146,60 @@ def latency_percentile_s(rate: float, service_s: float, servers: int, share: flo
     most_s = wait_s - np.log(late / 2) * service_s
     over = lambda seconds: float(latency_over(seconds, rate, service_s, servers)) - late  # noqa: E731
     return float(brentq(over, 0.0, most_s))
+
+
+def sources_wait(others: Array, period: Array, spread: Array) -> Array:
+    """Services of one length that a source waits for others that each send one in a period.
+
+    Sources that begin anywhere in it wait (1 / B(N, T) - 1) / 2, B Erlang's loss (Eckberg, IEEE
+    Trans. Comm. 1979); who has waited comes behind the one before in the next period, too, but for
+    its spread.
+
+    Args:
+        others: N, any shape, as all that follow.
+        period: T, in services.
+        spread: standard deviation of a source's period, in services.
+    """
+    module = array_module(others, period, spread)
+    spread = module.maximum(spread, _FEW)
+    share = 1.0 / (1.0 + period / (_WINDOW * spread))
+    lost = erlang_b_between(others * share, period * share)
+    return (1.0 / lost - 1.0) / 2.0 / (1.0 + _ORDERED * spread**-_POWER)
+
+
+def wait_left(beyond: Array, wait: Array) -> Array:
+    """Share of a wait at the edge of what an engine can take that is left where `beyond` services
+    always wait: the mean of what is above it of a maximum of a Brownian bridge.
+    """
+    module = array_module(beyond, wait)
+    ratio = 0.5 * np.pi**0.5 * beyond / module.maximum(wait, _FEW)
+    erfc = scipy.special.erfc if module is np else jax.scipy.special.erfc
+    return erfc(module.minimum(ratio, 6.0))
+
+
+def falling_root(gap: Callable[[Array], Array], like: Array) -> Array:
+    """Where a gap that falls by one at least, and ever less steeply, is zero, at 0 or above.
+
+    Newton's steps from below, the last of which brings slopes.
+
+    Args:
+        gap: of values.
+        like: zero in the shape of what is found.
+    """
+    at = like + 0.0 * gap(like)
+    module = array_module(at)
+
+    def step(_: int, at: Array) -> Array:
+        near = 1e-4 * (1.0 + at)
+        here = gap(at)
+        slope = (gap(at + near) - here) / near
+        if module is not np:
+            slope = jax.lax.stop_gradient(slope)
+        return module.maximum(at - here / module.minimum(slope, -1.0), 0.0)
+
+    if module is np:
+        for count in range(_STEPS):
+            at = step(count, at)
+        return at
+    at = jax.lax.fori_loop(0, _STEPS - 1, step, at)
+    return step(0, jax.lax.stop_gradient(at))
