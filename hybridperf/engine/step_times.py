@@ -112,6 +112,11 @@ class StepTimes:
             eager=eager, host_s=self.host_s + effects.step_s,
         )  # fmt: skip
 
+    def longer(self, factor: Array) -> StepTimes:
+        """Steps that take so many times as long."""
+        parts = ("slower", "gaps_s", "sequence_s", "launched_s", "host_s")
+        return dataclasses.replace(self, **{one: getattr(self, one) * factor for one in parts})
+
     def seconds(
         self, sequences: Array, keys: Array, chunk: Array = 0.0, chunk_keys: Array = 0.0
     ) -> Array:

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from hybridperf.io.namespace import Array, array_module, floats, fresh_views
+from hybridperf.io.namespace import Array, array_module, floats, fresh_views, repeated
 from hybridperf.runs.batching import Engine
 from hybridperf.runs.queues import falling_root, sources_wait, wait_left
 
@@ -163,43 +163,52 @@ def _aggregated(case: _Case, clients: Array, way: Way) -> Load:
 def _split(case: _Case, first: _Case, clients: Array, way: Way, apart: Apart) -> Load:
     """Engines apart; clients of a rank that decodes."""
     module = case.module(clients, *way, apart.ranks)
-    share = floats(apart.decoding) / apart.ranks
-    others = module.maximum(clients * share - 1.0, 0.0)  # of a rank that computes prompts
-    nobody, power = 0.0 * clients, (2.0 * (apart.ranks + 1.0)) ** 0.5 - 2.0
-    alone_s = first.alone_s(nobody)
+    each = floats(apart.decoding) / apart.ranks
+    others = module.maximum(clients * each - 1.0, 0.0)  # of a rank that computes prompts
+    power = (2.0 * (apart.ranks + 1.0)) ** 0.5 - 2.0
+    alone_s = first.alone_s(0.0 * clients)
     shared_s = first.shared_s()  # that a prompt adds among others
-    decoding, waiting_s = module.minimum(clients, case.most), nobody
-    last = before = decoding
-    for _ in range(_ROUNDS):
+
+    def seconds(decoding: Array, waiting_s: Array) -> tuple[Array, Array, Array, Array]:
+        """Of a step, of a prompt with its queue, of what comes behind it, of the wait for a slot,
+        where so many decode.
+        """
         step_s = case.seconds(decoding, 0.0)
         decode_s = case.steps * step_s
         added_s = apart.sent_s + way.first_token_s + way.waited_steps * step_s
         rest = (decode_s + added_s + waiting_s) / shared_s
         beyond = module.maximum(others - rest, 0.0)
 
-        def over(
-            wait: Array, rest: Array = rest, beyond: Array = beyond, s: Array = decode_s
-        ) -> Array:
+        def over(wait: Array) -> Array:
             most, period = others - beyond, rest + 1.0 + wait
             several = module.clip(most / period, 1e-9, 1.0) ** power / apart.ranks
-            return several * sources_wait(most, period, SPREAD * s / shared_s) - wait
+            return several * sources_wait(most, period, SPREAD * decode_s / shared_s) - wait
 
-        wait = falling_root(over, 0.0 * others)
+        wait = falling_root(over, 0.0 * rest)
         prompt_s = way.prefill * (alone_s + shared_s * wait * wait_left(beyond, wait))
         prompt_s = prompt_s + shared_s * beyond
-        engine_s = prompt_s + added_s
-        waiting_s = module.maximum((clients / case.most - 1.0) * decode_s - engine_s, 0.0)
-        free = clients / (1.0 + (engine_s + waiting_s) / decode_s)
-        before, last, decoding = last, decoding, module.clip(free, 1.0, case.most)
+        slots_s = (clients / case.most - 1.0) * decode_s - prompt_s - added_s
+        return step_s, prompt_s, added_s, module.maximum(slots_s, 0.0)
+
+    def settle(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        _, last, decoding, waiting_s = state
+        step_s, prompt_s, added_s, waiting_s = seconds(decoding, waiting_s)
+        away_s = prompt_s + added_s + waiting_s
+        free = clients / (1.0 + away_s / (case.steps * step_s))
+        return last, decoding, module.clip(free, 1.0, case.most), waiting_s
+
+    nobody = 0.0 * sum(seconds(module.minimum(clients, case.most), 0.0 * clients))  # by its shape
+    start = nobody + module.minimum(clients, case.most)
+    before, last, decoding, waiting_s = repeated(settle, (start, start, start, nobody), _ROUNDS)
     # the rest of what shrinks by a share each round (Aitken)
-    share = (decoding - last) / module.where(last == before, 1.0, last - before)
-    share = module.clip(share, 0.0, 0.95)
-    decoding = module.clip(last + (decoding - last) / (1.0 - share), 1.0, case.most)
-    step_s = case.seconds(decoding, 0.0)
+    shrinks = (decoding - last) / module.where(last == before, 1.0, last - before)
+    shrinks = module.clip(shrinks, 0.0, 0.95)
+    decoding = module.clip(last + (decoding - last) / (1.0 - shrinks), 1.0, case.most)
+    step_s, prompt_s, added_s, waiting_s = seconds(decoding, waiting_s)
     burst_s = way.prefill * (alone_s + others / 2.0 * shared_s)
     prompt_s = prompt_s + floats(way.burst) * module.maximum(burst_s - prompt_s, 0.0)
     ttft_s = prompt_s + added_s + waiting_s
-    load = shared_s * share * clients / (ttft_s + case.steps * step_s)
+    load = shared_s * each * clients / (ttft_s + case.steps * step_s)
     return _load(case, clients, ttft_s, step_s, waiting_s, load)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.io import ANY_NUMBER, InputError, number_columns
+from hybridperf.model.serving_effects import ServingEffects
 from hybridperf.runs.batching import Engine, Link, serve
 from hybridperf.runs.deployment_latency import Question
 from hybridperf.runs.launch_lines import prefill_row
@@ -50,9 +51,9 @@ def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -
     engine = _engine(asked, row)
     ranks = int(row["replicas"]) * int(row["attention_dp"])
     apart = row["mode"] != "aggregated"
-    way_s = asked.effects(apart).first_token_s
+    effects = asked.effects(apart)
     if not apart:
-        return _later(serve(requests, [engine] * ranks), way_s)
+        return _as_sent(serve(requests, [engine] * ranks), engine, effects, effects.prefill)
     first = {**prefill_row(row), "sequences": int(requests.prompt.size)}
     prompts = int(row["prefill_replicas"]) * int(row["prefill_dp"])
     system = asked.model.collectives.system if asked.model.collectives else None
@@ -61,12 +62,24 @@ def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -
         token = serving_memory(_deployment(asked, first)).token
         link = Link(token, system.link_bytes_per_s(asked.gpus), system.latency_s)
     of_prompts = [_engine(asked, first, only_prompts=True)] * prompts
-    return _later(serve(requests, [engine] * ranks, of_prompts, link), way_s)
+    return _as_sent(serve(requests, [engine] * ranks, of_prompts, link), engine, effects)
 
 
-def _later(served: Served, seconds: float) -> Served:
-    first_s, last_s = served.first_token_s + seconds, served.last_token_s + seconds
-    return dataclasses.replace(served, first_token_s=first_s, last_token_s=last_s)
+def _as_sent(
+    served: Served, engine: Engine, effects: ServingEffects, prefill: float = 1.0
+) -> Served:
+    """Tokens as a framework sends them: later than its engine makes them, as the law has it
+    (`engine_load.py`), which does not feed back into the arrivals of recorded requests.
+    """
+    long = served.requests.output > 1
+    step_s = engine.tokens_a_step * served.tpot_s[long].mean() if long.any() else 0.0
+    prompt_s = served.first_token_s - served.scheduled_s
+    late_s = (prefill - 1.0) * prompt_s + effects.waited_steps * step_s + effects.first_token_s
+    return dataclasses.replace(
+        served,
+        first_token_s=served.first_token_s + late_s,
+        last_token_s=served.last_token_s + late_s,
+    )
 
 
 def _deployment(asked: Question, row: Mapping[str, Any]) -> Deployment:
@@ -93,6 +106,8 @@ def _engine(asked: Question, row: Mapping[str, Any], *, only_prompts: bool = Fal
     alone = step_times(asked.model, [made], asked.all_reduce)[0]
     launches = prompt_launches(made, asked.model.device)
     times = alone.as_run(effects, launches, float(made.launches == "eager"), made.tokens_per_pass)
+    if only_prompts:
+        times = times.longer(effects.prefill)
     tokens = serving_memory(made).cached_tokens(asked.model.device.memory_bytes or np.inf)
     return Engine(
         times, int(row["sequences"]), int(row["chunk"]), max(tokens, 0.0), drafted=asked.drafted,

@@ -23,7 +23,7 @@ import numpy as np
 import scipy.special
 from scipy.optimize import brentq
 
-from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.io.namespace import Array, array_module, floats, repeated
 
 _POISSON_CV2 = 1.0
 _FAR, _TERMS = 8.0, 6  # standard deviations of a load above the places; terms that are enough there
@@ -33,6 +33,9 @@ _FAR, _TERMS = 8.0, 6  # standard deviations of a load above the places; terms t
 # five within 2 %
 _WINDOW, _ORDERED, _POWER = 11.5, 0.19, 1.44
 _STEPS, _FEW = 7, 1e-3  # to a root: within 1e-6 of it; in place of nothing
+_NODES, _WEIGHTS = (0.5 * one for one in np.polynomial.legendre.leggauss(24))
+_NODES = _NODES + 0.5
+_FALLEN, _MOST_LOG = 36.0, 80.0  # logs; a wait that no engine has, in float32, too
 _SMALL = 1e-6  # below which (1 - exp(-x)) / x is taken as 1 - x / 2
 
 
@@ -163,8 +166,35 @@ def sources_wait(others: Array, period: Array, spread: Array) -> Array:
     module = array_module(others, period, spread)
     spread = module.maximum(spread, _FEW)
     share = 1.0 / (1.0 + period / (_WINDOW * spread))
-    lost = erlang_b_between(others * share, period * share)
-    return (1.0 / lost - 1.0) / 2.0 / (1.0 + _ORDERED * spread**-_POWER)
+    return _beyond_one(others * share, period * share) / 2.0 / (1.0 + _ORDERED * spread**-_POWER)
+
+
+def _beyond_one(places: Array, load: Array) -> Array:
+    """1 / B - 1 of Erlang's loss, any number k of places, load a: by its integral of Fortet
+
+        1 / B = integral of exp(-t) (1 + t / a)^k over t from 0     (Jagerman, BSTJ 1974)
+
+    to where a log-concave integrand has fallen by `_FALLEN` logs; t ~ x^3 levels what it does near
+    zero where k and a are small. Elementary functions alone: their slopes are compiled at once,
+    those of incomplete gamma functions are loops.
+    """
+    module = array_module(places, load)
+    k, a = module.maximum(floats(places), 0.0), module.maximum(floats(load), 1e-12)
+    peak = module.maximum(k - a, 0.0)
+    most = k * module.log1p(peak / a) - peak
+    end = peak + _FALLEN + module.sqrt(_FALLEN**2 + 2.0 * _FALLEN * module.maximum(k, a))
+    for _ in range(3):  # Newton's, from above, as the fall is convex
+        fallen = end - k * module.log1p(end / a) + most - _FALLEN
+        end = end - fallen / (1.0 - k / (a + end))
+    if module is not np:
+        end = jax.lax.stop_gradient(end)
+    k, a, end = (module.asarray(one)[..., None] for one in (k, a, end))
+    t = end * _NODES**3
+    grown = k * module.log1p(t / a)
+    few = module.exp(-t) * module.expm1(module.minimum(grown, 1.0))
+    many = module.exp(module.minimum(grown - t, _MOST_LOG)) - module.exp(-t)
+    added = module.where(grown < 1.0, few, many)
+    return (3.0 * end * _WEIGHTS * _NODES**2 * added).sum(-1)
 
 
 def wait_left(beyond: Array, wait: Array) -> Array:
@@ -189,7 +219,7 @@ def falling_root(gap: Callable[[Array], Array], like: Array) -> Array:
     at = like + 0.0 * gap(like)
     module = array_module(at)
 
-    def step(_: int, at: Array) -> Array:
+    def step(at: Array) -> Array:
         near = 1e-4 * (1.0 + at)
         here = gap(at)
         slope = (gap(at + near) - here) / near
@@ -197,9 +227,5 @@ def falling_root(gap: Callable[[Array], Array], like: Array) -> Array:
             slope = jax.lax.stop_gradient(slope)
         return module.maximum(at - here / module.minimum(slope, -1.0), 0.0)
 
-    if module is np:
-        for count in range(_STEPS):
-            at = step(count, at)
-        return at
-    at = jax.lax.fori_loop(0, _STEPS - 1, step, at)
-    return step(0, jax.lax.stop_gradient(at))
+    at = repeated(step, at, _STEPS - 1)
+    return step(at if module is np else jax.lax.stop_gradient(at))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from hybridperf.io import InputError, read_json, write_json
+from hybridperf.io import InputError, OldFile, read_json, write_json
 from hybridperf.model.serving_effects import (
     BELIEFS,
     NAMES,
@@ -37,7 +38,8 @@ from hybridperf.runs.served import Served, believed_effects
 from hybridperf.runs.serving_published import published
 from hybridperf.runs.serving_rows import ServedRow
 
-FILE, _KIND, _VERSION = "serving.json", "serving-effects", 4
+FILE, _KIND, _VERSION = "serving.json", "serving-effects", 5
+_ONE_LAW = 5  # since when effects are of `engine_load.py`
 TARGETS = ("tpot_s", "ttft_s")
 # effects that frameworks share: apart, two models of one framework would fit what is theirs
 _SHARED = ("kernels", "gap_s", "step_s", "sequence_s")
@@ -146,6 +148,9 @@ class ServingFit:
         if Path(path).is_dir():
             path = Path(path) / FILE
         saved = read_json(path, _KIND, _VERSION)
+        if saved["schema_version"] < _ONE_LAW:
+            said = f"{path} was fitted in the law of an earlier hybridperf; fit the rows again"
+            warnings.warn(said, OldFile, stacklevel=2)
         try:
             effects = {
                 str(name): np.log([float(one[effect]) for effect in NAMES])

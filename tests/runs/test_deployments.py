@@ -14,7 +14,7 @@ from hybridperf.runs.deployment_latency import Question
 from hybridperf.runs.deployments import deployments, precisions
 from hybridperf.runs.launch_lines import launch_lines
 from hybridperf.runs.open_loop import served_openly
-from hybridperf.runs.requests import looping
+from hybridperf.runs.requests import arriving, looping
 from hybridperf.runs.serving_machines import machine_of
 from hybridperf.runs.serving_table import chance_within, fit_of, predict_serving
 from hybridperf.training.plans.economy import economy
@@ -296,3 +296,17 @@ def test_a_benchmark_s_row_begins_with_a_burst() -> None:
     steady_s, ten_s, two_s = told["predicted_ttft_s"]
     assert steady_s < ten_s < two_s
     assert told["note"].str.contains("steady").tolist() == [True, False, False]
+
+
+def test_recorded_requests_that_come_alone_take_what_the_law_says(
+    asked: Question, found: pd.DataFrame
+) -> None:
+    """The simulation of requests and the law of clients: one framework's first tokens."""
+    alone = found.query("sequences == 1 and attention_dp == 1 and chunk == 8192")
+    gone_s = np.arange(20) * 100.0
+    requests = arriving(gone_s, np.full(20, asked.prompt), np.full(20, asked.output))
+    for mode in ("aggregated", "disaggregated"):
+        row = alone[alone["mode"] == mode].iloc[0]
+        served = served_openly(asked, row.to_dict(), requests)
+        assert served.ttft_s.mean() == pytest.approx(row["ttft_s"], rel=0.01), mode
+        assert served.tpot_s.mean() == pytest.approx(row["tpot_s"], rel=0.01), mode
