@@ -44,7 +44,8 @@ class ServingEffects:
         "of the host, each token: its sequence's scheduling, its way out over HTTP: 14 to 19 us, of"
         f" SGLang 36 to 70 us in {_ROWS}")
     prefill: Any = effect(1.1, 0.3,
-        "prompts are of unlike length, and cut into chunks that are: assumed; fits say 1.0 to 1.3")
+        "prompts are of unlike length, and cut into chunks that are: assumed; with whole models,"
+        " systems, frameworks left out published rows choose 1.05 to 1.3, mostly 1.1")
     waited_steps: Any = effect(2.0, 0.7,
         f"a prompt waits for the step that runs, its token for the next: 0 to 3 in {_ROWS}")
     first_token_s: Any = effect(20e-3, 0.8,
