@@ -189,29 +189,40 @@ def between(
         which: of several tables [E, ...], int; None: `values` are one.
     """
     module = array_module(values, *(one for axis in axes for one in axis))
-    logs = module.log(floats(values))
-    corners: list[tuple] = []
-    for sizes, where in axes:
+    logs = module.log(floats(values)).reshape(-1)
+    sought = [module.log(module.maximum(where, floats(sizes)[0])) for sizes, where in axes]
+    most = max(one.ndim for one in (*sought, *(() if which is None else (which,))))
+    # of each corner, [corners, ...]: its place in the table, rows after each other, and its weight
+    place = 0 if which is None else which.reshape((1,) * (most + 1 - which.ndim) + which.shape)
+    weight: Array = 1.0
+    for (sizes, _), at in zip(axes, sought, strict=True):
         known = module.log(floats(sizes))
-        at = module.log(module.maximum(where, floats(sizes)[0]))
+        at = at.reshape((1,) * (most - at.ndim) + at.shape)
         if len(known) == 1:  # the same everywhere, in the shape of the others
-            corners.append(((module.zeros_like(at, dtype=int), module.ones_like(at)),))
+            weight = weight + 0.0 * at
             continue
-        left = module.clip(module.searchsorted(known, at, side="right") - 1, 0, len(known) - 2)
+        left = module.clip(_before(known, at), 0, len(known) - 2)
         share = (at - known[left]) / (known[left + 1] - known[left])
-        corners.append(((left, 1.0 - share), (left + 1, share)))
-    total = 0.0
-    for combined in _combinations(corners):
-        weight: Array = 1.0
-        index: list[Array] = [] if which is None else [which]
-        for at, part in combined:
-            weight, index = weight * part, [*index, at]
-        total = total + weight * logs[tuple(index)]
-    return module.exp(total)
+        ends, parts = module.stack([left, left + 1]), module.stack([1.0 - share, share])
+        place, weight = (
+            _paired(place * len(known), ends, module.add),
+            _paired(weight, parts, module.multiply),
+        )
+    found = logs[place] if module is np else module.asarray(logs).at[place].get(mode="clip")
+    return module.exp((weight * found).sum(0))
 
 
-def _combinations(corners: list[tuple]) -> list[list[tuple]]:
-    found: list[list[tuple]] = [[]]
-    for one in corners:
-        found = [[*before, corner] for before in found for corner in one]
-    return found
+def _before(known: Array, at: Array) -> Array:
+    """Place of the last of rising numbers that is not above each of some."""
+    if array_module(at) is np:
+        return np.searchsorted(known, at, side="right") - 1
+    # all compared: a search is a loop, which takes longer to compile than these few numbers
+    return jax.numpy.searchsorted(known, at, side="right", method="compare_all") - 1
+
+
+def _paired(corners: Array, ends: Array, joined: Callable[[Array, Array], Array]) -> Array:
+    """Each corner [corners, ...] with each of two ends [2, ...], one axis after the other."""
+    if not hasattr(corners, "ndim") or not corners.ndim:
+        return joined(corners, ends)
+    both = joined(corners[:, None], ends[None])
+    return both.reshape(-1, *both.shape[2:])

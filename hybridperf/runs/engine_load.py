@@ -124,23 +124,27 @@ def _cycle(case: _Case, others: Array, here: Array) -> _Cycle:
     period = admission.period(seen.arrivals, case.new, seen.decoding)
     counts = case.counted(sources, here * period / (steps + seen.lasts))
     alike = others + 1.0 - seen.arrivals * seen.held
-    none_s = case.seconds(alike, 0.0)
     taken = seen.arrivals * (seen.lasts - seen.held)  # others' prompts that are in a step
-    with_s = case.step_s(alike, taken, counts, seen._replace(arrivals=seen.arrivals * period))
+    with_s, none_s = case.step_s(
+        alike, taken, counts, seen._replace(arrivals=seen.arrivals * period)
+    )
     step_s = none_s + (with_s - none_s) / period
 
     own = case.queue(others, others, here)
     window = admission.window(own.arrivals, case.new, own.decoding)
     counts = case.counted(sources, here * window / (steps + own.lasts))
-    own_s = case.prompt_s(own.decoding, counts, own.load, own.arrivals)
-    own_s = own_s + own.queued * case.seconds(own.decoding, case.room(own.decoding))
-    return _Cycle(step_s, none_s, own_s, own.held * case.seconds(own.decoding, 0.0), own.load)
+    own_s, alone_s = case.prompt_s(counts, own)
+    return _Cycle(step_s, none_s, own_s, own.held * alone_s, own.load)
 
 
 def _aggregated(case: _Case, clients: Array, way: Way) -> Load:
     module, steps = case.module(clients, *way), case.steps
-    decode_s = case.seconds(module.minimum(clients, case.most), 0.0)
-    alone_s = case.alone_s(0.0 * clients)
+    nobody = 0.0 * clients
+    full, last = case.alone(nobody)
+    decode_s, full_s, last_s = case.each_s(
+        (module.minimum(clients, case.most), 0.0), (nobody, case.room(nobody)), (nobody, last)
+    )
+    alone_s = full * full_s + last_s * (last > 0)
     added_s = way.waited_steps * decode_s + way.first_token_s + (way.prefill - 1.0) * alone_s
     # clients whose first token is on its way are not with the engine
     here = 1.0 / (1.0 + added_s / (steps * decode_s + alone_s))
@@ -152,9 +156,9 @@ def _aggregated(case: _Case, clients: Array, way: Way) -> Load:
     # of a run's requests the first and the last find less of a queue
     waiting_s = without * found.seconds(case)
     waiting_s = waiting_s * (1.0 - burst * (_UNQUEUED + 0.5 * without) / (1.0 + without))
-    fewer_s = case.seconds(module.maximum((1.0 - _FEWER) * present, 1.0), 0.0)
+    fewer_s, burst_s = case.burst_s(present, alone_s)
     step_s = step_s - burst * (_UNSEEN * (step_s - found.none_s) + found.none_s - fewer_s)
-    first_s = found.own_s + burst * (case.burst_s(present) - found.own_s)
+    first_s = found.own_s + burst * (burst_s - found.own_s)
     ttft_s = way.prefill * first_s + (1.0 - burst) * found.held_s + waiting_s
     ttft_s = ttft_s + way.waited_steps * step_s + way.first_token_s
     return _load(case, clients, ttft_s, step_s, waiting_s, found.load)
@@ -166,7 +170,9 @@ def _split(case: _Case, first: _Case, clients: Array, way: Way, apart: Apart) ->
     each = floats(apart.decoding) / apart.ranks
     others = module.maximum(clients * each - 1.0, 0.0)  # of a rank that computes prompts
     power = (2.0 * (apart.ranks + 1.0)) ** 0.5 - 2.0
-    alone_s = first.alone_s(0.0 * clients)
+    full, last = first.alone(0.0 * clients)
+    full_s, last_s = first.each_s((0.0 * clients, first.room(0.0)), (0.0 * clients, last))
+    alone_s = full * full_s + last_s * (last > 0)
     shared_s = first.shared_s()  # that a prompt adds among others
 
     def seconds(decoding: Array, waiting_s: Array) -> tuple[Array, Array, Array, Array]:
@@ -309,10 +315,21 @@ class _Case:
     def seconds(self, decoding: Array, chunk: Array) -> Array:
         return self.engine.times.seconds(decoding, self.keys, chunk, self.chunk_keys)
 
+    def each_s(self, *steps: tuple[Array, Array]) -> list[Array]:
+        """Seconds of steps with so many sequences and tokens of prompts; 0 where both are none."""
+        sequences, chunks = zip(*steps, strict=True)
+        found = self.many_s(self.stacked(*sequences), self.stacked(*chunks))
+        return [found[..., at] for at in range(len(steps))]
+
     def many_s(self, decoding: Array, chunks: Array) -> Array:
         """Seconds of steps that differ in their sequences and chunks [..., chunks]."""
         keys, chunk_keys = (floats(one)[..., None] for one in (self.keys, self.chunk_keys))
         return self.engine.times.seconds(decoding, keys, chunks, chunk_keys)
+
+    def stacked(self, *some: Array) -> Array:
+        """Arrays along a last axis of their own."""
+        module = self.module(*some)
+        return module.stack(module.broadcast_arrays(*map(floats, some)), -1)
 
     def counted(self, trials: Array, share: Array) -> tuple[Array, Array]:
         """Chances and numbers [..., terms + 1] of successes in `trials`, which may be fractional;
@@ -337,43 +354,41 @@ class _Case:
         whole = self.module(size).floor(size)
         return whole, self.new - whole * room
 
-    def alone_s(self, decoding: Array) -> Array:
-        """Seconds of a prompt's steps, no other with it."""
-        module = self.module(decoding)
-        whole, last = self.alone(decoding)
-        last_s = self.seconds(decoding, module.maximum(last, 1.0)) * (last > 0)
-        return whole * self.seconds(decoding, self.room(decoding)) + last_s
-
     def step_s(
         self, present: Array, taken: Array, counts: tuple[Array, Array], seen: _Queue
-    ) -> Array:
+    ) -> tuple[Array, Array]:
         """Mean seconds of a step with `present` sequences less `taken`, whose prompts come by
-        `counts`; those that are computed do not decode.
+        `counts` (those that are computed do not decode); and of one without prompts.
         """
         module, room = self.module(present), self.room(seen.decoding)
         chance, count = counts
         mean = module.maximum((chance * count).sum(-1), 1e-9)
         chunks = module.minimum(count * self.new[..., None], room[..., None])
         decoding = present[..., None] - count * (taken / mean)[..., None]
-        each_s = self.many_s(module.maximum(decoding, 1.0), chunks)
         whole, last = self.alone(seen.decoding)
         load = module.clip(seen.load, 1e-9, 1.0)
         busy = module.maximum(present - taken / module.maximum(load, taken / present), 1.0)
-        none_s, full_s = self.seconds(present, 0.0), self.seconds(busy, room)
-        last_s = self.seconds(busy, module.maximum(last, 1.0))
+        each_s = self.many_s(
+            module.concatenate(
+                [module.maximum(decoding, 1.0), self.stacked(present, busy, busy)], -1
+            ),
+            module.concatenate([chunks, self.stacked(0.0 * room, room, last)], -1),
+        )
+        none_s, full_s, last_s = (each_s[..., at] for at in (-3, -2, -1))
+        each_s = each_s[..., :-3]
         left = module.maximum(seen.arrivals * self.new - (chance * chunks).sum(-1), 0.0) / room
         short_s = (chance * each_s).sum(-1) + left * (full_s - none_s)
         # the last chunk of a prompt is a step's own where no other follows
         long_s = whole * (full_s - none_s) + (last > 0) * (last_s - none_s)
         long_s = (1.0 - load) * long_s + load * self.size(seen.decoding) * (full_s - none_s)
-        return module.where(
-            self.size(seen.decoding) > 1.0, none_s + seen.arrivals * long_s, short_s
-        )
+        long = self.size(seen.decoding) > 1.0
+        return module.where(long, none_s + seen.arrivals * long_s, short_s), none_s
 
-    def prompt_s(
-        self, decoding: Array, counts: tuple[Array, Array], load: Array, arrivals: Array
-    ) -> Array:
-        """Seconds of the steps that compute a prompt, others coming with it by `counts`."""
+    def prompt_s(self, counts: tuple[Array, Array], own: _Queue) -> tuple[Array, Array]:
+        """Seconds of the steps that compute a prompt behind others, more coming with it by
+        `counts`; and of one without prompts.
+        """
+        decoding, load = own.decoding, own.load
         module, room = self.module(decoding), self.room(decoding)
         chance, count = counts
         size = self.size(decoding)[..., None]
@@ -385,18 +400,25 @@ class _Case:
         more = module.maximum((count[..., -1:] + 1.0) * size / 2.0 - 0.5, 0.0)
         later = module.concatenate([*later, more], -1)
         last = (1.0 + count - module.floor(whole / size)) / (1.0 + count) * (whole > 0)
-        full_s = self.seconds(decoding, room)[..., None]
+        own_whole, own_last = self.alone(decoding)
         wide = decoding[..., None]
-        some_s = self.many_s(wide, module.maximum(tokens, 1.0))
-        short_s = module.where(whole > 0, (1.0 + later - last) * full_s + last * some_s, some_s)
-        whole, _ = self.alone(decoding)
-        alone_s = self.alone_s(decoding)
-        last_s = alone_s - whole * full_s[..., 0]
-        followed = 1.0 - module.exp(-arrivals * (whole + 0.5))  # by one that fills the last step
-        alone_s = alone_s + followed * (full_s[..., 0] - last_s)
-        busy_s = (size[..., 0] + 0.5) * full_s[..., 0]  # begun and ended inside steps
+        some_s = self.many_s(
+            wide,
+            module.concatenate(
+                [module.maximum(tokens, 1.0), self.stacked(0.0 * room, room, own_last)], -1
+            ),
+        )
+        none_s, full_s, last_s = (some_s[..., at] for at in (-3, -2, -1))
+        some_s = some_s[..., :-3]
+        wide_s = full_s[..., None]
+        short_s = module.where(whole > 0, (1.0 + later - last) * wide_s + last * some_s, some_s)
+        last_s = last_s * (own_last > 0)
+        followed = 1.0 - module.exp(-own.arrivals * (own_whole + 0.5))  # by one that fills the last
+        alone_s = own_whole * full_s + last_s + followed * (full_s - last_s)
+        busy_s = (size[..., 0] + 0.5) * full_s  # begun and ended inside steps
         long_s = alone_s + module.clip(load, 0.0, 1.0) * (busy_s - alone_s)
-        return module.where(size[..., 0] > 1.0, long_s, (chance * short_s).sum(-1))
+        own_s = module.where(size[..., 0] > 1.0, long_s, (chance * short_s).sum(-1))
+        return own_s + own.queued * full_s, none_s
 
     def shared_s(self) -> Array:
         """That a prompt adds among others on an engine of its own: its share of full chunks."""
@@ -405,20 +427,23 @@ class _Case:
         chunks = module.ceil(most / self.engine.budget)
         return chunks * self.seconds(0.0 * most, most / chunks) * self.new / most
 
-    def burst_s(self, present: Array) -> Array:
-        """Mean seconds to the first tokens of all that are sent at once, one after the other."""
-        module = self.module(present)
-        nobody = 0.0 * present
-        all_s = self.seconds(nobody, module.minimum(present * self.new, self.engine.budget))
+    def burst_s(self, present: Array, alone_s: Array) -> tuple[Array, Array]:
+        """Mean seconds of a step that the last of a run see, with fewer sequences; and to the first
+        tokens of all that are sent at once, one after the other; `alone_s`: of one prompt.
+        """
+        module, nobody = self.module(present), 0.0 * present
+        fewer = module.maximum((1.0 - _FEWER) * present, 1.0)
+        all_once = module.minimum(present * self.new, self.engine.budget)
+        nodes = [at * present for at in (*_NODES, 0.5)]
+        fewer_s, all_s, *full_s, half_s = self.each_s(
+            (fewer, 0.0), (nobody, all_once), *((one, self.room(one)) for one in nodes)
+        )
         total_s = 0.0
-        for at, weight in zip(_NODES, _WEIGHTS - 0.5, strict=True):
-            decoding = at * present
-            full_s = self.seconds(decoding, self.room(decoding))
-            total_s = total_s + weight * (1.0 - at) * self.size(decoding) * full_s
-        half_s = self.seconds(present / 2.0, self.room(present / 2.0))
+        for at, weight, node, one_s in zip(_NODES, _WEIGHTS - 0.5, nodes, full_s, strict=False):
+            total_s = total_s + weight * (1.0 - at) * self.size(node) * one_s
         size = self.size(present / 2.0)
         # the end of a step is the end of all that end in it
         ends = 0.5 * size + 0.5 * module.where(size > 1.0, 1.0 - 1.0 / present, 1.0 - size)
         many_s = present * total_s + ends * half_s
         found_s = module.where(present * self.new <= self.engine.budget, all_s, many_s)
-        return module.where(present <= 1.0, self.alone_s(nobody), found_s)
+        return fewer_s, module.where(present <= 1.0, alone_s, found_s)

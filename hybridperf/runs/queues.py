@@ -216,16 +216,19 @@ def falling_root(gap: Callable[[Array], Array], like: Array) -> Array:
         gap: of values.
         like: zero in the shape of what is found.
     """
-    at = like + 0.0 * gap(like)
-    module = array_module(at)
+    module, known = array_module(like), gap
+    if module is np and array_module(gap(like)) is np:
+        at = like + 0.0 * gap(like)
+    else:  # what is searched brings no slopes: the last step does
+        module = jax.numpy
+        at = jax.lax.stop_gradient(like + module.zeros(jax.eval_shape(gap, like).shape))
+        converted, held = jax.closure_convert(gap, at)
+        held = jax.lax.stop_gradient(held)
+        known = lambda at: converted(at, *held)  # noqa: E731
 
-    def step(at: Array) -> Array:
+    def step(at: Array, gap: Callable[[Array], Array] = known) -> Array:
         near = 1e-4 * (1.0 + at)
-        here = gap(at)
-        slope = (gap(at + near) - here) / near
-        if module is not np:
-            slope = jax.lax.stop_gradient(slope)
-        return module.maximum(at - here / module.minimum(slope, -1.0), 0.0)
+        slope = (known(at + near) - known(at)) / near
+        return module.maximum(at - gap(at) / module.minimum(slope, -1.0), 0.0)
 
-    at = repeated(step, at, _STEPS - 1)
-    return step(at if module is np else jax.lax.stop_gradient(at))
+    return step(repeated(step, at, _STEPS - 1), gap)
