@@ -112,11 +112,6 @@ class StepTimes:
             eager=eager, host_s=self.host_s + effects.step_s,
         )  # fmt: skip
 
-    def longer(self, factor: Array) -> StepTimes:
-        """Steps that take so many times as long."""
-        parts = ("slower", "gaps_s", "sequence_s", "launched_s", "host_s")
-        return dataclasses.replace(self, **{one: getattr(self, one) * factor for one in parts})
-
     def seconds(
         self, sequences: Array, keys: Array, chunk: Array = 0.0, chunk_keys: Array = 0.0
     ) -> Array:
@@ -199,7 +194,7 @@ def between(
         known = module.log(floats(sizes))
         at = at.reshape((1,) * (most - at.ndim) + at.shape)
         if len(known) == 1:  # the same everywhere, in the shape of the others
-            weight = weight + 0.0 * at
+            place, weight = place + 0 * at.astype(int)[None], weight + 0.0 * at[None]
             continue
         left = module.clip(_before(known, at), 0, len(known) - 2)
         share = (at - known[left]) / (known[left + 1] - known[left])

@@ -53,7 +53,7 @@ def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -
     apart = row["mode"] != "aggregated"
     effects = asked.effects(apart)
     if not apart:
-        return _as_sent(serve(requests, [engine] * ranks), engine, effects, effects.prefill)
+        return _as_sent(serve(requests, [engine] * ranks), engine, effects)
     first = {**prefill_row(row), "sequences": int(requests.prompt.size)}
     prompts = int(row["prefill_replicas"]) * int(row["prefill_dp"])
     system = asked.model.collectives.system if asked.model.collectives else None
@@ -65,16 +65,15 @@ def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -
     return _as_sent(serve(requests, [engine] * ranks, of_prompts, link), engine, effects)
 
 
-def _as_sent(
-    served: Served, engine: Engine, effects: ServingEffects, prefill: float = 1.0
-) -> Served:
+def _as_sent(served: Served, engine: Engine, effects: ServingEffects) -> Served:
     """Tokens as a framework sends them: later than its engine makes them, as the law has it
     (`engine_load.py`), which does not feed back into the arrivals of recorded requests.
     """
     long = served.requests.output > 1
     step_s = engine.tokens_a_step * served.tpot_s[long].mean() if long.any() else 0.0
     prompt_s = served.first_token_s - served.scheduled_s
-    late_s = (prefill - 1.0) * prompt_s + effects.waited_steps * step_s + effects.first_token_s
+    late_s = (effects.prefill - 1.0) * prompt_s
+    late_s = late_s + effects.waited_steps * step_s + effects.first_token_s
     return dataclasses.replace(
         served,
         first_token_s=served.first_token_s + late_s,
@@ -106,8 +105,6 @@ def _engine(asked: Question, row: Mapping[str, Any], *, only_prompts: bool = Fal
     alone = step_times(asked.model, [made], asked.all_reduce)[0]
     launches = prompt_launches(made, asked.model.device)
     times = alone.as_run(effects, launches, float(made.launches == "eager"), made.tokens_per_pass)
-    if only_prompts:
-        times = times.longer(effects.prefill)
     tokens = serving_memory(made).cached_tokens(asked.model.device.memory_bytes or np.inf)
     return Engine(
         times, int(row["sequences"]), int(row["chunk"]), max(tokens, 0.0), drafted=asked.drafted,
