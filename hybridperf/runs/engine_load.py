@@ -49,7 +49,7 @@ _ROUNDS = 14  # of the number that decode
 _NODES, _WEIGHTS = (0.5 * (1.0 + one) for one in np.polynomial.legendre.leggauss(4))
 
 
-class Way(NamedTuple):
+class FirstTokens(NamedTuple):
     """What a framework adds to first tokens."""
 
     prefill: Array = 1.0  # times what prompts take
@@ -82,7 +82,7 @@ class Load:
 
 def under_load(
     engine: Engine, clients: Array, prompt: Array, output: Array, cached: Array = 0.0,
-    way: Way | None = None, apart: Apart | None = None,
+    added: FirstTokens | None = None, apart: Apart | None = None,
 ) -> Load:  # fmt: skip
     """Of one attention rank.
 
@@ -92,14 +92,14 @@ def under_load(
         prompt: tokens in the mean.
         output: tokens in the mean.
         cached: tokens of the prompt in the prefix cache.
-        way: of first tokens, and whether all clients begin at once.
+        added: to first tokens, and whether all clients begin at once.
         apart: engines that compute the prompts.
     """
-    case, way = _Case(engine, prompt, output, cached), way or Way()
+    case, added = _Case(engine, prompt, output, cached), added or FirstTokens()
     if apart is None:
-        return _aggregated(case, floats(clients), way)
+        return _aggregated(case, floats(clients), added)
     first = _Case(apart.engine, prompt, output, cached)
-    return _split(case, first, floats(clients), way, apart)
+    return _split(case, first, floats(clients), added, apart)
 
 
 class _Cycle(NamedTuple):
@@ -137,21 +137,21 @@ def _cycle(case: _Case, others: Array, here: Array) -> _Cycle:
     return _Cycle(step_s, none_s, own_s, own.held * alone_s, own.load)
 
 
-def _aggregated(case: _Case, clients: Array, way: Way) -> Load:
-    module, steps = case.module(clients, *way), case.steps
+def _aggregated(case: _Case, clients: Array, added: FirstTokens) -> Load:
+    module, steps = case.module(clients, *added), case.steps
     nobody = 0.0 * clients
     full, last = case.alone(nobody)
     decode_s, full_s, last_s = case.each_s(
         (module.minimum(clients, case.most), 0.0), (nobody, case.room(nobody)), (nobody, last)
     )
     alone_s = full * full_s + last_s * (last > 0)
-    added_s = way.waited_steps * decode_s + way.first_token_s + (way.prefill - 1.0) * alone_s
+    added_s = added.waited_steps * decode_s + added.first_token_s + (added.prefill - 1.0) * alone_s
     # clients whose first token is on its way are not with the engine
     here = 1.0 / (1.0 + added_s / (steps * decode_s + alone_s))
     others = module.minimum((clients - 1.0) * here, case.most - 1.0)
     present, found = others + 1.0, _cycle(case, others, here)
 
-    burst, step_s = floats(way.burst), found.step_s
+    burst, step_s = floats(added.burst), found.step_s
     without = module.maximum(clients * here / present - 1.0, 0.0)  # a slot, of those with one
     # of a run's requests the first and the last find less of a queue
     waiting_s = without * found.seconds(case)
@@ -159,14 +159,14 @@ def _aggregated(case: _Case, clients: Array, way: Way) -> Load:
     fewer_s, burst_s = case.burst_s(present, alone_s)
     step_s = step_s - burst * (_UNSEEN * (step_s - found.none_s) + found.none_s - fewer_s)
     first_s = found.own_s + burst * (burst_s - found.own_s)
-    ttft_s = way.prefill * first_s + (1.0 - burst) * found.held_s + waiting_s
-    ttft_s = ttft_s + way.waited_steps * step_s + way.first_token_s
+    ttft_s = added.prefill * first_s + (1.0 - burst) * found.held_s + waiting_s
+    ttft_s = ttft_s + added.waited_steps * step_s + added.first_token_s
     return _load(case, clients, ttft_s, step_s, waiting_s, found.load)
 
 
-def _split(case: _Case, first: _Case, clients: Array, way: Way, apart: Apart) -> Load:
+def _split(case: _Case, first: _Case, clients: Array, added: FirstTokens, apart: Apart) -> Load:
     """Engines apart; clients of a rank that decodes."""
-    module = case.module(clients, *way, apart.ranks)
+    module = case.module(clients, *added, apart.ranks)
     each = floats(apart.decoding) / apart.ranks
     others = module.maximum(clients * each - 1.0, 0.0)  # of a rank that computes prompts
     power = (2.0 * (apart.ranks + 1.0)) ** 0.5 - 2.0
@@ -181,7 +181,7 @@ def _split(case: _Case, first: _Case, clients: Array, way: Way, apart: Apart) ->
         """
         step_s = case.seconds(decoding, 0.0)
         decode_s = case.steps * step_s
-        added_s = apart.sent_s + way.first_token_s + way.waited_steps * step_s
+        added_s = apart.sent_s + added.first_token_s + added.waited_steps * step_s
         rest = (decode_s + added_s + waiting_s) / shared_s
         beyond = module.maximum(others - rest, 0.0)
 
@@ -191,7 +191,7 @@ def _split(case: _Case, first: _Case, clients: Array, way: Way, apart: Apart) ->
             return several * sources_wait(most, period, SPREAD * decode_s / shared_s) - wait
 
         wait = falling_root(over, 0.0 * rest)
-        prompt_s = way.prefill * (alone_s + shared_s * wait * wait_left(beyond, wait))
+        prompt_s = added.prefill * (alone_s + shared_s * wait * wait_left(beyond, wait))
         prompt_s = prompt_s + shared_s * beyond
         slots_s = (clients / case.most - 1.0) * decode_s - prompt_s - added_s
         return step_s, prompt_s, added_s, module.maximum(slots_s, 0.0)
@@ -211,8 +211,8 @@ def _split(case: _Case, first: _Case, clients: Array, way: Way, apart: Apart) ->
     shrinks = module.clip(shrinks, 0.0, 0.95)
     decoding = module.clip(last + (decoding - last) / (1.0 - shrinks), 1.0, case.most)
     step_s, prompt_s, added_s, waiting_s = seconds(decoding, waiting_s)
-    burst_s = way.prefill * (alone_s + others / 2.0 * shared_s)
-    prompt_s = prompt_s + floats(way.burst) * module.maximum(burst_s - prompt_s, 0.0)
+    burst_s = added.prefill * (alone_s + others / 2.0 * shared_s)
+    prompt_s = prompt_s + floats(added.burst) * module.maximum(burst_s - prompt_s, 0.0)
     ttft_s = prompt_s + added_s + waiting_s
     load = shared_s * each * clients / (ttft_s + case.steps * step_s)
     return _load(case, clients, ttft_s, step_s, waiting_s, load)

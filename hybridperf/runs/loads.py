@@ -18,7 +18,7 @@ from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.model.serving_effects import NAMES, ServingEffects
 from hybridperf.runs.admission import Admission
 from hybridperf.runs.batching import Engine
-from hybridperf.runs.engine_load import Apart, Load, Way, under_load
+from hybridperf.runs.engine_load import Apart, FirstTokens, Load, under_load
 from hybridperf.workloads.serving import Deployment
 
 
@@ -125,8 +125,10 @@ class Loads:
         engine = self.engines.at(
             self.decode, effects, slots=self.slots, budget=self.chunk, admission=self.admission
         )
-        way = Way(effects.prefill, effects.waited_steps, effects.first_token_s,
-                  effects.burst * self.at_once)  # fmt: skip
+        added = FirstTokens(
+            effects.prefill, effects.waited_steps, effects.first_token_s,
+            effects.burst * self.at_once,
+        )  # fmt: skip
         prefill = None
         if apart:
             others = self.prefill_workers * self.engines.ranks[self.first]
@@ -134,7 +136,7 @@ class Loads:
             prefill = Apart(first, others, ranks, self.sent_s)
         clients = np.maximum(self.clients / ranks, 1.0)
         cached = self.prompt * self.engines.cached[self.decode]
-        return under_load(engine, clients, self.prompt, self.output, cached, way, prefill)
+        return under_load(engine, clients, self.prompt, self.output, cached, added, prefill)
 
 
 def sent_seconds(model: PerfModel, sizes: Sequence[float], gpus: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.model.serving_effects import BELIEFS, KNOWN, NAMES, ServingEffects, believed
 from hybridperf.runs.admission import AT_ONCE, Admission
 from hybridperf.runs.batching import Engine, Link, serve
-from hybridperf.runs.engine_load import Apart, Load, Way, under_load
+from hybridperf.runs.engine_load import Apart, FirstTokens, Load, under_load
 from hybridperf.runs.requests import Served, looping
 from hybridperf.runs.serving_machines import machine_of
 from hybridperf.workloads.serving import Deployment, step_times, step_times_by
@@ -41,8 +41,8 @@ class Case(NamedTuple):
         """Of `answers`."""
         return (max(int(0.8 * self.output), 2) + int(1.2 * self.output)) / 2
 
-    def load(self, way: Way | None = None) -> Load:
-        return under_load(self.engine, self.clients, self.prompt, self.mean_output, way=way)
+    def load(self, added: FirstTokens | None = None) -> Load:
+        return under_load(self.engine, self.clients, self.prompt, self.mean_output, added=added)
 
     def answers(self, rng: np.random.Generator, count: int) -> np.ndarray:
         return rng.integers(max(int(0.8 * self.output), 2), int(1.2 * self.output) + 1, count)
@@ -141,7 +141,7 @@ def test_runs_that_begin_with_a_burst_are_those_of_the_simulation() -> None:
         runs = [looping(case.clients, np.full(count, case.prompt), case.answers(rng, count))
                 for _ in range(3)]  # fmt: skip
         ttft_s, tpot_s, _ = np.mean([means(serve(run, [case.engine])) for run in runs], axis=0)
-        law = case.load(Way(burst=0.1))
+        law = case.load(FirstTokens(burst=0.1))
         assert float(law.tpot_s) == pytest.approx(tpot_s, rel=0.04), (seed, case)
         off.append(abs(float(law.ttft_s) / ttft_s - 1.0))
     assert np.median(off) < 0.02
@@ -269,8 +269,10 @@ def made_up(step_s: float = 0.01, token_s: float = 1e-5) -> StepTimes:
 
 
 def test_a_framework_s_way_delays_first_tokens_alone() -> None:
-    times, way = made_up(), Way(2.0, 3.0, 0.05)
-    bare, found = (under_load(Engine(times), 1.0, 1024.0, 100.0, way=one) for one in (Way(), way))
+    times, added = made_up(), FirstTokens(2.0, 3.0, 0.05)
+    bare, found = (
+        under_load(Engine(times), 1.0, 1024.0, 100.0, added=one) for one in (FirstTokens(), added)
+    )
     assert found.tpot_s == pytest.approx(float(bare.tpot_s))
     assert found.ttft_s == pytest.approx(2.0 * float(bare.ttft_s) + 3.0 * 0.01 + 0.05, rel=1e-6)
 
