@@ -7,7 +7,7 @@ Axes: E engines, N deployments.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,13 +49,14 @@ class Engines:
     ) -> Engines:
         """Engines, their steps and what they launch."""
 
-        def each(name: str) -> np.ndarray:
-            return np.array([getattr(one, name) for one in some])
+        def numbers(each: Iterable[float]) -> np.ndarray:
+            return np.array([*each], float)
 
         return Engines(
-            StepTimes.stacked(times), each("attention_dp"), np.array(launches, float),
-            (each("launches") == "eager").astype(float), each("drafted").astype(int),
-            each("acceptance").astype(float), each("cached_share").astype(float),
+            StepTimes.stacked(times), numbers(one.attention_dp for one in some), numbers(launches),
+            numbers(one.launches == "eager" for one in some),
+            numbers(one.drafted for one in some).astype(int),
+            numbers(one.acceptance for one in some), numbers(one.cached_share for one in some),
         )  # fmt: skip
 
     def at(self, which: np.ndarray, effects: ServingEffects, **settings: Any) -> Engine:
