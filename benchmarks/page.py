@@ -21,6 +21,7 @@ COMMANDS = {  # section: what is run
     "moves": "bench_moves.py",
     "search": "bench_search.py",
     "sweep": "bench_sweep.py",
+    "grid": "bench_grid.py",
     "shard": "bench_shard.py",
     "collectives": "bench_collectives.py",
     "prior": "bench_prior.py",

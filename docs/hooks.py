@@ -3,6 +3,7 @@ fields holds, so that neither can be out of date.
 """
 
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -18,9 +19,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """The page with the help of every command, the columns of a question, in place of its mark."""
     if "<!-- commands -->" in markdown:
         markdown = markdown.replace("<!-- commands -->", "\n".join(map(_section, _NAMES.split())))
-    for question in ("steps", "serve"):
-        if (mark := f"<!-- columns of {question} -->") in markdown:
-            markdown = markdown.replace(mark, columns(question))
+    while mark := re.search(r"<!-- columns of (\w+) -->", markdown):
+        markdown = markdown.replace(mark[0], columns(mark[1]))
     return markdown
 
 
@@ -36,7 +36,8 @@ def columns(question: str) -> str:
         cells = field.name, described(field), ", ".join(field.names[1:]), "; ".join(words)
         lines.append("| " + " | ".join(cells) + " |")
     unread = ", ".join(sorted(fields_of(question).unread))
-    return "\n".join(lines) + f"\n\nRefused, with what to write in its place: {unread}.\n"
+    refused = f"\nRefused, with what to write in its place: {unread}.\n" if unread else ""
+    return "\n".join(lines) + f"\n{refused}"
 
 
 def _section(name: str) -> str:

@@ -6,12 +6,13 @@ needs no calibration (it says why). No traceback without `--debug`.
 """
 
 import contextlib
+import functools
 import os
 import sys
 import warnings
 from typing import Annotated, Any
 
-import typer
+import typer.main
 
 from hybridperf.cli.choose import app as choose
 from hybridperf.cli.common import WORDS, add_commands, warn
@@ -83,6 +84,12 @@ def hybridperf(
     """
 
 
+@functools.cache
+def command() -> Any:
+    """All commands, built once: that takes as long as an answer."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: run a command, turn errors into one sentence and an exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -111,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
     talk = contextlib.redirect_stdout(sys.stderr) if aside else contextlib.nullcontext()
     try:
         with talk:
-            status = app(arguments, standalone_mode=False)
+            status = command()(arguments, standalone_mode=False)
         if sys.stdout is not None:  # where the shell has closed it
             sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has seen enough

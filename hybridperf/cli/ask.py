@@ -10,7 +10,6 @@ JSON object a line: `{"progress": words}` while it works, then `{"answer": ...}`
 """
 
 import contextlib
-import functools
 import io
 import json
 import os
@@ -25,28 +24,18 @@ def ask(*arguments: str) -> dict[str, Any]:
     Raises:
         InputError: the command cannot use its arguments; the sentence that it would print.
     """
-    from hybridperf.cli.app import sentence
+    from hybridperf.cli.app import command, sentence
     from hybridperf.io import InputError
 
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # as a command of its own (`app.main`)
     written = io.StringIO()
     try:
         with contextlib.redirect_stdout(written):
-            _command().main([*arguments, "--json"], standalone_mode=False)
+            command().main([*arguments, "--json"], standalone_mode=False)
     except Exception as error:
         raise InputError(sentence(error)) from error
     found: dict[str, Any] = json.loads(written.getvalue())
     return found
-
-
-@functools.cache
-def _command() -> Any:
-    """All commands, built once: that takes as long as an answer."""
-    import typer.main
-
-    from hybridperf.cli.app import app
-
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # as a command of its own (`app.main`)
-    return typer.main.get_command(app)
 
 
 class _Progress(io.TextIOBase):

@@ -5,7 +5,9 @@ import copy
 import importlib.metadata
 import math
 import os
+import re
 import sys
+import textwrap
 import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 from typer import Option, Typer
 
 from hybridperf.cli.manner import result, with_manner
+from hybridperf.fields.registry import columns_help
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,13 +30,15 @@ Out = Annotated[Path, Option()]
 Folder = Annotated[Path, Option("--folder")]
 Name = Annotated[str, Option()]
 Shape = Annotated[str, Option("--shape")]
+_COLUMNS = re.compile(r"^ +COLUMNS (\w+)$", re.MULTILINE)
 WORDS = tomllib.loads(resources.files(__package__).joinpath("options.toml").read_text())
 
 
 def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:
     """Give an app its commands, with what `options.toml` says of their arguments and options.
 
-    A flag has no opposite: `--quick` and no `--no-quick`.
+    A flag has no opposite: `--quick` and no `--no-quick`. A line `COLUMNS jobs` of a command's text
+    becomes the fields of such a table, whose schema `--schema` prints.
     """
     for command in commands:
         words = WORDS["all"] | WORDS.get(command.__name__, {})
@@ -44,9 +49,17 @@ def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:
                 option = copy.copy(said[0]) if said else Option(*flag)
                 option.help = words[name]
                 command.__annotations__[name] = Annotated[kind, option]
-        run = with_manner(command, own_progress=command.__name__ in WORDS["own_progress"])
+        asked = _COLUMNS.findall(command.__doc__ or "")
+        command.__doc__ = _COLUMNS.sub(
+            lambda found: textwrap.indent(columns_help(found[1]), "    "), command.__doc__ or ""
+        )
+        own_progress = command.__name__ in WORDS["own_progress"]
+        run = with_manner(command, own_progress=own_progress, tables=asked)
         name = command.__name__.replace("_", "-")
-        app.command(name, epilog=f"\b\nExample:\n  $ {words['command_line']}")(run)
+        # options that name fields come as further words
+        settings = {"ignore_unknown_options": command.__name__ in WORDS["fields_are_options"]}
+        example = f"\b\nExample:\n  $ {words['command_line']}"
+        app.command(name, epilog=example, context_settings=settings)(run)
 
 
 def warn(*messages: str) -> None:

@@ -1,28 +1,49 @@
 """`hybridperf sweep`, `search` and `shard`: many configurations asked at once."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from hybridperf.cli import common
 from hybridperf.cli.common import compilation_cache, keep_files, warn, wrong
+from hybridperf.cli.manner import printed
 
 _PICTURE = "shard.png"
 
 
 def sweep(
-    spec: Annotated[Path | None, Argument()] = None,
+    spec: Annotated[list[str] | None, Argument(metavar="QUESTION --FIELD VALUES... | SPEC")] = None,
     out: Path | None = None,
+    rows: Path | None = None,
+    where: list[str] | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+    derived: list[str] | None = None,
+    minimise: str = "",
+    maximise: str = "",
     top: int | None = None,
     by: str | None = None,
+    chunk: int | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     restart: bool = False,
+    html: Path | None = None,
     example: bool = False,
 ) -> int:
     """Evaluate a grid or sample of configurations into a Parquet file. Stopped at any moment, it
     goes on where it was.
+
+    \b
+    QUESTION is steps, serve, plans, runs, ops or collectives: what each row asks. Its fields are
+    options, by any name that the command of that name reads (`hybridperf steps --help`), and
+    every combination of their values is a row:
+      --tp 8             one value
+      --tp 1,2,4,8       each of a list
+      --gpus 256..4096   powers of two between
+      --pp 1..9:2        1, 3, 5, 7, 9
+    ops and collectives also take --model, whose prices are asked; steps --knobs, serve --fit, as
+    hp.sweep does. A SPEC is a file that says all of it, and more.
     """
     from hybridperf.explore.sweeps import sweep as run_sweep
     from hybridperf.explore.sweeps.spec import SHIPPED
@@ -31,14 +52,23 @@ def sweep(
 
     if example:
         return _print_example(sorted(SHIPPED.glob("collectives_*"))[0])
-    if spec is None or out is None:
-        lacking = "SPEC" if spec is None else "--out FILE"
+    if not spec or out is None:
+        lacking = "--out FILE" if spec else "a question with its fields or SPEC"
         raise wrong(f"expected {lacking} with `sweep`, got none; --example prints a spec")
-    keep_files({"--out": out}, [spec])
+    what, *words = spec
+    keep_files({"--out": out, "--html": html}, [Path(what), rows])
+    if html is not None:
+        common.ready(html, "--html")
     compilation_cache()
+    fields, settings = _fields(what, words)
+    if rows is not None and fields:
+        raise wrong(f"expected --rows or fields, got both: --{next(iter(fields))}; drop one")
     done = run_sweep(
-        spec, out, top=top, by=by, workers=workers, scheduler=scheduler, restart=restart
-    )
+        what, out, fields=rows or fields or None, where=where or (), sample=sample, seed=seed,
+        derived=_formulas(derived or []),
+        minimise=common.names_in(minimise), maximise=common.names_in(maximise), chunk=chunk,
+        top=top, by=by, workers=workers, scheduler=scheduler, restart=restart, **settings,
+    )  # fmt: skip
     rate = ", all done before"
     if done.computed:
         rate = f", {done.computed / done.seconds:,.0f} points/s"
@@ -47,6 +77,10 @@ def sweep(
         rate += f" (of which compiling {done.compiling_s:.1f} s; without it {without})"
     print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
     common.result(rows=done.rows, points=done.points, out=done.out)
+    if (html is not None or not printed()) and done.rows:
+        from hybridperf.report.grid_plot import drawn_rows
+
+        common.result(grid=drawn_rows(done))
     for path, what in ((done.top, "top points"), (done.front, "Pareto front")):
         if path:
             print_table(path, f"{what} in {path}")
@@ -56,6 +90,30 @@ def sweep(
     if done.unpredicted:
         warn(f"{done.unpredicted:,} rows not predicted, their note says why")
     return common.SOME_ROWS_UNPREDICTED if done.unpredicted else 0
+
+
+def _formulas(given: list[str]) -> dict[str, str]:
+    return common.named_in(given, "--derived NAME=FORMULA", "gib=memory_bytes/2**30", str)
+
+
+def _fields(question: str, words: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """(values by field, what else the question is asked by) of options that name fields."""
+    from hybridperf.explore.frames import QUESTIONS
+
+    fields: dict[str, str] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") or not (equals or left):
+            raise wrong(f"expected --FIELD VALUES such as --tp 1,2,4 with a sweep, got {word}")
+        name = name[2:].replace("-", "_")
+        if name in fields:
+            raise wrong(f"expected --{name} once, got it twice; separate values by commas")
+        fields[name] = value if equals else left.pop(0)
+    known = QUESTIONS[question].settings if question in QUESTIONS else ()
+    settings: dict[str, Any] = {name: fields.pop(name) for name in known if name in fields}
+    return fields, settings
 
 
 def search(
@@ -112,7 +170,13 @@ def shard(
     seed: int = 0,
     out: Annotated[Path | None, Option("--folder")] = None,
 ) -> None:
-    """Which rank should hold which embedding table: the fastest step within memory, and why."""
+    """Which rank should hold which embedding table: the fastest step within memory, and why.
+
+    Columns of TABLES; others are named and not read, one that resembles one of these is refused:
+
+    \b
+    COLUMNS embedding_tables
+    """
     from hybridperf.explore.sharding.result import FILES
     from hybridperf.explore.sharding.run import shard as run_shard
     from hybridperf.io import check_folder_writable

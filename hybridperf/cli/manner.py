@@ -14,10 +14,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
-from typer import Option
+from typer import Exit, Option
 from typer.core import TyperGroup
 
 import hybridperf
+from hybridperf.fields import json_schema
 
 _QUICK_S = 3.0  # what takes longer shows that it goes on
 _TITLE = 140  # characters
@@ -58,18 +59,34 @@ class _Heard(io.StringIO):
         self._out.flush()
 
 
-def with_manner(command: Callable[..., Any], *, own_progress: bool) -> Callable[..., Any]:
-    """A command with `--json`, `--quiet` and `--verbose`."""
+def _schemas(tables: Sequence[str]) -> Any:
+    """The option that prints what a command's tables may hold, and ends it."""
+
+    def show(asked: bool) -> None:
+        if asked:
+            found = {one: json_schema(one) for one in tables}
+            print(json.dumps(found if len(found) > 1 else found[tables[0]], indent=1))
+            raise Exit
+
+    said = "print what a row may hold as a JSON schema, and end"
+    return Option("--schema", callback=show, is_eager=True, help=said)
+
+
+def with_manner(
+    command: Callable[..., Any], *, own_progress: bool, tables: Sequence[str] = ()
+) -> Callable[..., Any]:
+    """A command with `--json`, `--quiet` and `--verbose`; with `--schema` where it reads tables."""
 
     @functools.wraps(command)
     def run(*args: Any, as_json: bool, quiet: bool, verbose: bool, **given: Any) -> int:
+        given.pop("schema", None)
         start_s = time.perf_counter()
         with contextlib.ExitStack() as ends:
             if quiet:
                 ends.enter_context(_remarks_kept())
             elif verbose:
                 ends.enter_context(_all_warnings())
-            if not (quiet or own_progress):
+            if not (quiet or own_progress or given.get("rows")):  # tables show how far they are
                 ends.enter_context(_working(command.__name__.replace("_", "-")))
             found: dict[str, Any] = {}
             said = io.StringIO() if as_json else _Heard(sys.stdout)
@@ -91,7 +108,8 @@ def with_manner(command: Callable[..., Any], *, own_progress: bool) -> Callable[
         return int(status)
 
     signature = inspect.signature(command)
-    options = {name: Annotated[bool, option] for name, option in _OPTIONS.items()}
+    said = _OPTIONS | ({"schema": _schemas(tables)} if tables else {})
+    options = {name: Annotated[bool, option] for name, option in said.items()}
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
         for name, option in options.items()

@@ -31,8 +31,10 @@ def place(
     bytes/s (.csv; .json with "links"), a cluster (.toml: system, nodes, nodes_per_leaf,
     oversubscription, rails, links), or the name of a system. A step is that of --shape,
     data-parallel, or --compute-s and then an all-reduce of --bytes. With --jobs, a stream of jobs
-    (columns name, arrival_s, gpus, steps, compute_s, all_reduce_bytes) goes first come first
-    served under each policy.
+    goes first come first served under each policy; columns of JOBS:
+
+    \b
+    COLUMNS placed_jobs
     """
     import math
 
@@ -122,11 +124,12 @@ def jobs(
 ) -> int:
     """Simulate a stream of training jobs on a cluster under schedulers, and how far to parallelise.
 
-    Columns of JOBS: name, arrival_s, model (of `hybridperf models`), batch, steps; gpus (as asked;
-    as many as make steps quickest if not given), max_batch and noise_scale (samples; a batch may
-    grow). Time by batch and GPUs is that of the quickest layout that fits. FIFO, shortest remaining
-    time first, Gittins' index, elastic; and, where what cannot start at once is refused, what share
-    that is by how many GPUs each job gets.
+    Time by batch and GPUs is that of the quickest layout that fits. FIFO, shortest remaining time
+    first, Gittins' index, elastic; and, where what cannot start at once is refused, what share that
+    is by how many GPUs each job gets. Columns of JOBS:
+
+    \b
+    COLUMNS jobs
     """
     import math
 

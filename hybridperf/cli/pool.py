@@ -20,8 +20,13 @@ def pool(
     """Find the pool of unlike machines that serves recorded requests within a limit at least cost.
 
     Requests go, first come first served, to the quickest machine that is free; each pool is
-    simulated, the cheapest first. Columns of TYPES: name, usd_per_hour, fixed_s (of each request),
-    each_s (of each unit of its size). Columns of REQUESTS: arrival_s, size.
+    simulated, the cheapest first. Columns of TYPES, and of REQUESTS:
+
+    \b
+    COLUMNS instances
+
+    \b
+    COLUMNS pool_requests
     """
     from hybridperf.io import read_table
     from hybridperf.runs.pools import (
@@ -105,8 +110,11 @@ def colocate(
 ) -> None:
     """Bounds on how long tasks take that share a machine; with measured groups a prediction, too.
 
-    Columns of ROWS, a row for each task: group, NAME_s for each resource (seconds that the task
-    needs of it), alone_s if known, together_s where a group was measured.
+    Columns of ROWS, a row for each task; NAME_s for each resource (seconds that the task needs of
+    it) are columns, too:
+
+    \b
+    COLUMNS tasks
     """
     import numpy as np
 

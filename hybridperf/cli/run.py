@@ -1,9 +1,10 @@
 """`hybridperf run`: what a whole training run takes."""
 
+import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 from hybridperf.cli import common
 
@@ -14,6 +15,7 @@ _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def run(
+    rows: Annotated[Path | None, Argument()] = None,
     shape: Annotated[str, Option("--shape")] = "",
     system: str = "",
     gpus: int = 0,
@@ -36,16 +38,42 @@ def run(
     prices: Path | None = None,
     elastic: bool = False,
     out: Path | None = None,
-) -> None:
-    """Predict a whole training run: days, goodput, money, energy and carbon, with failures.
+) -> int:
+    """Predict a whole training run: days, goodput, money, energy and carbon, with failures. A
+    table of runs is predicted row by row.
 
     Failures by what large runs published, checkpoints by their bytes; the best interval between
     checkpoints and the cheapest number of spare nodes where none is given.
+
+    Columns that are read of a table; what is left out is assumed, and the note says so:
+
+    \b
+    COLUMNS runs
+
+    \b
+    Columns that are written:
+      predicted_days, days_low, days_high     of the run; nine of ten lie between low and high
+      goodput, uptime, failures, gpu_hours,   each also as NAME_low and NAME_high; shares of the
+      usd, energy_j, co2_kg                   time from 0 to 1
+      predicted_step_s                        seconds of a step
+      spare_nodes, checkpoint_every_s         that wait; seconds between checkpoints
+      layout, note                            what runs; why a row is not predicted
     """
     from hybridperf.report.training_run import run_report
     from hybridperf.runs.run_of_plan import given_step, run_cost
     from hybridperf.runs.training_run import BELIEFS, RunSettings, training_run
 
+    if rows is not None:
+        given_with, usual = locals(), inspect.signature(run).parameters
+        others = (name for name in usual if name not in ("rows", "out"))
+        for name in others:
+            if given_with[name] != usual[name].default:
+                option = f"--{name.rstrip('_').replace('_', '-')}"
+                raise common.wrong(
+                    f"expected {option} without a table, got it with one, whose columns say how"
+                    " runs are; leave it out"
+                )
+        return _rows(rows, out)
     common.table_ready(out, [prices])
     if not 1 <= gpus <= _MOST_GPUS:
         limit = "of 1 or more" if gpus < 1 else f"of at most {_MOST_GPUS:,}"
@@ -66,7 +94,7 @@ def run(
                 f" {', '.join(ignored)}; leave them out"
             )
         _elastic(gpus, given, out)
-        return
+        return 0
     if of_workers := [name for name in given if name not in (*BELIEFS, *_SETTINGS, *_STEP)]:
         raise common.wrong(
             f"expected no {of_workers[0]} in --set without --elastic, got"
@@ -116,6 +144,17 @@ def run(
                   interval_s=float(found.cycle.interval_s), notes=list(found.notes),
                   step=found.words)  # fmt: skip
     common.table_written(found.table, out, "\nwritten to")
+    return 0
+
+
+def _rows(rows: Path, out: Path | None) -> int:
+    """A table of runs, predicted; the exit status."""
+    from hybridperf.explore.frames import predict_runs
+    from hybridperf.io import read_table
+
+    common.table_ready(out, [rows])
+    common.compilation_cache()
+    return common.say_predicted(predict_runs(read_table(rows)), out, "predicted_days")
 
 
 def _elastic_names() -> tuple[str, ...]:

@@ -5,7 +5,6 @@ deployment of a model on some GPUs.
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import indent
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -13,7 +12,6 @@ from typer import Argument, Option
 from hybridperf.cli import common
 from hybridperf.cli.common import named_in, names_in, seconds_in, wrong
 from hybridperf.cli.manner import printed
-from hybridperf.fields.registry import columns_help
 
 _OF_SHAPE = (
     "system", "device", "gpus", "isl", "osl", "sla", "framework", "precision", "drafted",
@@ -55,7 +53,7 @@ def serve(
     Names that frameworks give them are read, too; a name that resembles one is refused:
 
     \b
-    COLUMNS
+    COLUMNS serve
 
     \b
     Columns that are written (seconds, bytes):
@@ -65,6 +63,11 @@ def serve(
       predicted_tokens_per_s_gpu    output tokens of all requests, per GPU
       memory_bytes, fits            of a GPU that decodes; whether weights and a request fit
       note                          why a row is not predicted, what was assumed
+
+    Columns of --requests:
+
+    \b
+    COLUMNS requests
     """
     if not shape:
         if rows is None:
@@ -103,8 +106,9 @@ def of_rows(
     """A table, predicted; the exit status."""
     import pandas as pd
 
+    from hybridperf.explore.frames import predict_serving
     from hybridperf.io import read_table
-    from hybridperf.runs.serving_table import predict_serving, saved
+    from hybridperf.runs.serving_table import saved
 
     if save and not fit_on:
         raise common.wrong(
@@ -113,11 +117,12 @@ def of_rows(
     common.table_ready(out, [rows, *fit_on])
     frame = read_table(rows)
     common.compilation_cache()
-    found = predict_serving(frame, fit=_fit(fit_on, model))
+    fit = _fit(fit_on, model)
+    predicted = predict_serving(frame, fit=fit)
     if save:
         measured = pd.concat([read_table(path) for path in fit_on], ignore_index=True)
-        print(f"a model of {saved(save, found.fit, measured)} with these effects in {save}")
-    return common.say_predicted(found.frame, out, "predicted_ttft_s")
+        print(f"a model of {saved(save, fit, measured)} with these effects in {save}")
+    return common.say_predicted(predicted, out, "predicted_ttft_s")
 
 
 def _fit(fit_on: Sequence[Path], model: Path | None) -> Any:
@@ -140,9 +145,6 @@ def _fit(fit_on: Sequence[Path], model: Path | None) -> Any:
             )
         return found
     return ServingFit.load(model) if model else None
-
-
-serve.__doc__ = (serve.__doc__ or "").replace("    COLUMNS", indent(columns_help("serve"), "    "))
 
 
 def of_shape(

@@ -1,13 +1,11 @@
 """`hybridperf steps`: measured or planned training steps, predicted."""
 
 from pathlib import Path
-from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
 from hybridperf.cli import common
-from hybridperf.fields.registry import columns_help
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +30,7 @@ def steps(
     Names that frameworks give them are read, too; a name that resembles one is refused:
 
     \b
-    COLUMNS
+    COLUMNS steps
 
     \b
     Columns that are written (seconds, bytes):
@@ -49,12 +47,11 @@ def steps(
     """
     import pandas as pd
 
+    from hybridperf.explore.frames import predict_steps, step_effects
     from hybridperf.fields.columns import row_of, said_by
     from hybridperf.hardware import load_host
     from hybridperf.io import read_table
-    from hybridperf.model.adapted_steps import Adaptation
-    from hybridperf.training.steps.full_row import assumed_words
-    from hybridperf.training.steps.predict import as_given, kept_as, predict_steps
+    from hybridperf.training.steps.predict import as_given, kept_as
     from hybridperf.training.steps.saved import saved_model
 
     rows, in_words = (
@@ -81,25 +78,23 @@ def steps(
             raise common.wrong(f"{lacking}; give measured steps")
     measured = pd.concat(tables, ignore_index=True) if tables else None
     common.compilation_cache()
-    overheads, adapted = load_host(host) if host else None, None
-    if knobs:
-        adapted = Adaptation.load(knobs)
-    found = predict_steps(frame, device or None, system or None, overheads, measured, adapted)
-    common.warn(*found.remarks)
+    overheads = load_host(host) if host else None
+    where = {"device": device or None, "system": system or None}
+    fitted, remarks = step_effects(measured, knobs, overheads, **where)
+    common.warn(*remarks)
+    predicted = predict_steps(frame, **where, host=overheads, knobs=fitted, explain=explain)
     if renamed := kept_as(as_given(frame)):
         new = ", ".join(renamed.values())
         common.warn(f"columns {', '.join(renamed)} of {rows} are kept as {new}")
     if save_knobs:
-        found.adaptation.save(save_knobs)
+        assert fitted is not None
+        fitted.save(save_knobs)
         print(f"efficiencies in {save_knobs}")
     if save:
+        assert fitted is not None
         assert measured is not None
-        saved = saved_model(save, found.adaptation, measured, device or None, system or None)
+        saved = saved_model(save, fitted, measured, device or None, system or None)
         print(f"a model of {saved.device.id} with these efficiencies in {save}")
-    predicted = found.frame
-    if explain:
-        words = assumed_words(as_given(frame), device or None, system or None)
-        predicted = predicted.assign(assumed=words)
     return common.say_predicted(predicted, out)
 
 
@@ -119,6 +114,3 @@ def _read(rows: Path) -> "pd.DataFrame":
     if read.unread:
         common.warn(f"settings of {rows} that are not read: {', '.join(read.unread)}")
     return pd.DataFrame([read.row])
-
-
-steps.__doc__ = (steps.__doc__ or "").replace("    COLUMNS", indent(columns_help("steps"), "    "))

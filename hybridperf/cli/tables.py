@@ -20,14 +20,19 @@ def ops(
 ) -> int:
     """Predict each row of a table: adds predicted_s, low_s, high_s, roofline_s, in_range, note;
     with --explain `explained`, the price as a waterfall of its stages.
+
+    Columns that are read, those of a row's op (`hybridperf show ops`); a name that resembles one is
+    refused:
+
+    \b
+    COLUMNS ops
     """
+    from hybridperf.explore.frames import predict_ops
     from hybridperf.io import read_table
-    from hybridperf.model import model_or_datasheet
 
     common.table_ready(out, [rows])
     common.compilation_cache()
-    frame = read_table(rows)
-    return common.say_predicted(model_or_datasheet(model).predict_ops(frame, explain=explain), out)
+    return common.say_predicted(predict_ops(read_table(rows), model, explain=explain), out)
 
 
 def collectives(
@@ -41,8 +46,14 @@ def collectives(
 ) -> int:
     """Predict each row: adds predicted_s, low_s, high_s, roofline_s, bus_bytes_per_s, in_range,
     note. With --find-slow instead: name hosts and pairs of hosts that are slower than the others.
+
+    Columns of tables that are read; a name that resembles one is refused:
+
+    \b
+    COLUMNS collectives
     """
     from hybridperf.collectives.fit import collectives_by_name
+    from hybridperf.explore.frames import predict_collectives
     from hybridperf.io import write_table
     from hybridperf.traces.collective_logs.files import read_collectives
 
@@ -64,7 +75,7 @@ def collectives(
         )
         return 0
     common.compilation_cache()
-    return common.say_predicted(loaded.predict(frame), out)
+    return common.say_predicted(predict_collectives(frame, loaded), out)
 
 
 def _slow(frame: "pd.DataFrame", out: Path | None) -> int:

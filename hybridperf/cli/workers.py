@@ -28,8 +28,14 @@ def workers(
     """Predict a data-parallel step of workers that differ: how long they wait for the slowest, the
     share of the batch that each should have, and what noise among them adds.
 
-    Columns of TABLE: device, slower (a factor; 1 if not given). Adds micro_batch_s, share, wait_s,
-    best_share, best_wait_s, note.
+    Columns of TABLE, and of --times; to TABLE are added micro_batch_s, share, wait_s, best_share,
+    best_wait_s, note:
+
+    \b
+    COLUMNS workers
+
+    \b
+    COLUMNS worker_times
     """
     from hybridperf.io import read_table, write_table
     from hybridperf.runs.uneven import uneven
@@ -67,18 +73,14 @@ def _slowest(times: Path | None, step: "UnlikeStep") -> dict[str, float]:
     """Percentiles of the step's seconds with noise among its workers."""
     import numpy as np
 
-    from hybridperf.io import Numbers, number_columns, read_table
+    from hybridperf.fields.columns import read_small_table
+    from hybridperf.io import read_table
     from hybridperf.runs.stragglers import WorkerNoise
 
     noise = WorkerNoise.production()
     if times is not None:
-        frame = read_table(times)
-        seconds = number_columns(
-            frame, {"time_s": Numbers(1e-12, 1e12)}, "time", ("iteration", "worker")
-        )
-        wide = frame.assign(time_s=seconds["time_s"]).pivot_table(
-            index="iteration", columns="worker", values="time_s"
-        )
+        frame = read_small_table(read_table(times), "worker_times")
+        wide = frame.pivot_table(index="iteration", columns="worker", values="time_s")
         whole = wide.dropna().to_numpy(float)
         if whole.shape[1] < 2 or not len(whole):
             raise common.wrong(

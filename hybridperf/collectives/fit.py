@@ -23,6 +23,7 @@ from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
 from hybridperf.collectives.rows import CollectiveRows, checked, collective_rows, implementations
 from hybridperf.collectives.traffic import link_of
+from hybridperf.fields.columns import read_whole
 from hybridperf.hardware import SystemSpec, load_device, load_system
 from hybridperf.io import InputError, positive_column, require_columns, write_json, write_table
 from hybridperf.io.provenance import origin
@@ -181,6 +182,7 @@ def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows
 
 def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, dict[str, int]]:
     """(rows of `system` to fit on, how many others by reason); `InputError` for a damaged row."""
+    frame = read_whole(frame, "collectives")
     require_columns(frame, ["collective", "bytes", "n_gpus", "time_s"], "fitting collectives")
     dropped: dict[str, int] = {}
     if "system" in frame and system.id != "here":

@@ -25,6 +25,7 @@ from hybridperf.collectives.algorithms.told import not_told_apart
 from hybridperf.collectives.price import LOG2_BYTES, CollectiveTable, Curves
 from hybridperf.collectives.rows import (
     DEFAULT_IMPLEMENTATION,
+    FIELDS,
     CollectiveRows,
     MeasuredSizes,
     checked,
@@ -49,9 +50,9 @@ DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
 # (`collectives/traffic.py`)
 _COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 _OF_A_NODE = ("hop_s", "ring", "intra_efficiency", "rank_decay")  # knobs of a node's own links
-_PLACE = ("collective", "n_gpus", "n_nodes")
-IMPLEMENTATION = ("lib", "lib_version", "variant", "dtype", "in_place")
+_PLACE, IMPLEMENTATION = (FIELDS.of(part) for part in ("place", "implementation"))
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
+COLUMNS = (*_NUMBERS, "in_range", "note")  # that `predict` adds
 _IN_VAIN = " of variant is not told apart: taken for what the library chooses"
 _UNMET = "no such collective, library and link was measured: predicted from what others share"
 _DATASHEET_ALONE = "datasheet alone: this model has no measurements"

@@ -19,6 +19,9 @@ import numpy as np
 from hybridperf.collectives.algorithms.told import ALGORITHMS, told
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.traffic import Links, by_host, canonical_collective, link_of, sent
+from hybridperf.fields import fields_of
+from hybridperf.fields.columns import read_columns
+from hybridperf.fields.registry import NO, YES
 from hybridperf.hardware import SystemSpec
 from hybridperf.io import InputError, real_numbers, require_columns
 from hybridperf.io.later import pd
@@ -26,14 +29,12 @@ from hybridperf.learning.inputs import RANGE_SLACK_OCTAVES, Inputs
 from hybridperf.learning.prior.form import ClosedForm
 from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 
+FIELDS = fields_of("collectives")
 DEFAULT_IMPLEMENTATION = "nccl"
 LARGEST_BYTES, MOST_RANKS = 1e20, 1e9  # of a collective; more is a slip, not a message
 _SIZES = ("log2_bytes", "log2_ranks_per_node", "log2_nodes")
 _OF_BYTES = ("log2_bytes", "log2_bytes_per_rank")  # inputs that grow by one where bytes double
-_DTYPES = {
-    "float16": "half", "fp16": "half", "float32": "float", "fp32": "float", "float64": "double",
-    "bf16": "bfloat16",
-}  # fmt: skip
+_FLAG = {YES: "1", NO: "0"}
 # of ranks per node or nodes: doubling either leaves a fiftieth of what was learned
 _FADING_OCTAVES = 0.5
 _SLACK = 2**RANGE_SLACK_OCTAVES  # so much beyond what was measured still counts as inside
@@ -184,11 +185,10 @@ def collective_rows(
         "log2_link_rate": np.log2(links.inside_rate(way)),
         "log2_network_rate": np.full(n, np.log2(network_share)),
     }
-    spelt = (word.lower() for word in text(frame, "dtype"))
-    dtype = np.array([_DTYPES.get(word, word) for word in spelt], object)
+    in_place = [_FLAG.get(word, word) for word in meant(frame, "in_place", NO)]
     flags = {
         "collective": names, "implementation": implementation, "link": link, "version": version,
-        "dtype": dtype, "in_place": text(frame, "in_place", "0"),
+        "dtype": meant(frame, "dtype"), "in_place": np.array(in_place, object),
     }  # fmt: skip
     for label, of_row in flags.items():
         values |= {f"{label}={word}": of_row == word for word in dict.fromkeys(of_row) if word}
@@ -217,6 +217,12 @@ def text(frame: pd.DataFrame, column: str, absent: str = "") -> np.ndarray:
     return words.where(words != "", absent).to_numpy(object)
 
 
+def meant(frame: pd.DataFrame, column: str, absent: str = "") -> np.ndarray:
+    """object [N] a column's words as its field's own, in lower case where the field has none."""
+    field, (codes, words) = FIELDS[column], pd.factorize(text(frame, column, absent))
+    return np.array([field.meant(word) or word.lower() for word in words], object)[codes]
+
+
 def checked(
     frame: pd.DataFrame, system: SystemSpec | None = None
 ) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
@@ -225,8 +231,9 @@ def checked(
     The usable rows keep their position in `frame` as their index. A table without `n_nodes` is read
     by its `gpus_per_node`; without either, each row is taken to run inside one node.
     """
+    read = read_columns(frame, "collectives")
+    frame = read.frame.reset_index(drop=True)
     require_columns(frame, ["collective", "bytes", "n_gpus"], "a table of collectives")
-    frame = frame.reset_index(drop=True)
     n = len(frame)
     problem, assumed = np.full(n, "", object), np.full(n, "", object)
 
@@ -238,6 +245,8 @@ def checked(
     spelling, spelt = pd.factorize(frame["collective"], use_na_sentinel=False)
     known = np.array([*map(_named, spelt), ("", "")], object)  # the last for tables without rows
     names, problem[:] = known[spelling].T
+    for at, why in read.refused.items():
+        problem[at] = why
     bytes_, ranks = real_numbers(frame["bytes"]), real_numbers(frame["n_gpus"])
     why = "expected bytes above zero, got {!r}; mend or drop the row"
     refuse(~(np.isfinite(bytes_) & (bytes_ > 0)), why, frame["bytes"].tolist())

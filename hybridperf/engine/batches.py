@@ -33,7 +33,7 @@ from hybridperf.engine.step_width import StepWidth
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import LEVELS
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import SOONER_COMPILED, Array, array_module, fresh_views
+from hybridperf.io.namespace import SOONER_COMPILED, Array, array_module, fresh_views, is_traced
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel, Platform
 from hybridperf.model.alive import MACHINE
 from hybridperf.model.calls import kind_of, row_kinds
@@ -302,6 +302,11 @@ def knob_names() -> list[str]:
 
 def _checked_knobs(knobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Knobs as float64 [B], every number above zero; `InputError` where they are not."""
+    if is_traced(knobs):
+        raise InputError(
+            "expected numbers for knobs, got what JAX traces; under jax.grad, jit or vmap call"
+            " hp.step_function(model, workload), the same seconds as a JAX function"
+        )
     try:
         values = {name: np.atleast_1d(np.asarray(v, np.float64)) for name, v in knobs.items()}
     except (TypeError, ValueError) as error:

@@ -36,7 +36,7 @@ def elasticities(prediction: Prediction) -> pd.DataFrame:
     rows = [
         (knob, float(value), float(slopes[knob]) * float(value) / prediction.time_s)
         for knob, value in values.items()
-        if float(slopes[knob]) != 0
+        if float(slopes[knob]) * float(value) != 0
     ]
     frame = pd.DataFrame(rows, columns=["knob", "value", "elasticity"])
     return frame.sort_values("elasticity", key=np.abs, ascending=False, ignore_index=True)

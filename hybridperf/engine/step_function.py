@@ -37,11 +37,11 @@ import numpy as np
 from hybridperf.collectives.traffic import Links
 from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import makespan
+from hybridperf.engine.knobs import Knobs, clipped, completed, units_of, within_reach
 from hybridperf.engine.lower import Lowered, StepProgram, lower
 from hybridperf.engine.prediction import check_backend
 from hybridperf.engine.workload import Workload, priced
 from hybridperf.hardware import LEVELS
-from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import QUICKLY_COMPILED, SOONER_COMPILED, Array, is_traced
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel, Platform, canonical
 from hybridperf.model.alive import MACHINE, AliveCorrections, alive_corrections, in_precision
@@ -52,13 +52,7 @@ from hybridperf.ops import GROUPS
 
 PLATFORM_KNOBS = ("memory_bytes_per_s", "peak_flops_scale")
 LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
-_UNITS = {  # by how a name ends, the first that does
-    "_bytes_per_s": "bytes/s", "_s": "s", "level_bytes": "bytes",
-    "transcendental_flops": "flop", "": "1",
-}  # fmt: skip
-
-Knobs = Mapping[str, Any]
-"""Numbers by name, in dicts."""
+_MOST_SMOOTHING = 8.0  # a plain sum has 1
 
 
 @jax.tree_util.register_dataclass
@@ -168,7 +162,10 @@ def platform_at(today: Platform, groups: tuple[str, ...], knobs: Knobs) -> Platf
     if "effects" in knobs:
         changed["effects"] = jnp.stack([knobs["effects"][name] for name in NAMES])
     varied = dataclasses.replace(today.knobs, **of_levels, **of_groups)
-    return dataclasses.replace(today, level_bytes=level_bytes, knobs=varied, **changed)
+    platform = dataclasses.replace(today, level_bytes=level_bytes, knobs=varied, **changed)
+    near = within_reach(platform, today)
+    smoothing = clipped(near.knobs.smoothing, 0.0, _MOST_SMOOTHING)
+    return dataclasses.replace(near, knobs=dataclasses.replace(near.knobs, smoothing=smoothing))
 
 
 def seconds_at(
@@ -240,10 +237,7 @@ class StepFunction:
     @property
     def units(self) -> dict[str, Any]:
         """Units of `knobs`, in the same places; "1" for what has none."""
-        return jax.tree_util.tree_map_with_path(
-            lambda path, _: next(u for end, u in _UNITS.items() if path[-1].key.endswith(end)),
-            self._step.knobs,
-        )
+        return units_of(self._step.knobs)
 
     def __call__(self, knobs: Knobs) -> Array:
         """Seconds of the step.
@@ -255,7 +249,7 @@ class StepFunction:
             InputError: when a knob is unknown or no number.
         """
         rows, today, usual = self._arrays()
-        whole = _completed(usual, knobs)
+        whole = completed(usual, knobs)
         seconds = _seconds if is_traced(whole) else _seconds_alone
         return seconds(self._program, rows, today, self._step.groups, whole)
 
@@ -327,22 +321,3 @@ def _flattened(knobs: Knobs) -> Iterator[tuple[str, Any]]:
             yield from value.items()
         else:
             yield name, value
-
-
-def _completed(usual: Knobs, given: Knobs, where: str = "") -> dict[str, Any]:
-    """The usual numbers with those that are given; `InputError` for what is unknown."""
-    if not isinstance(given, Mapping):
-        expected = f"expected a dict of knobs{where}, some of {', '.join(usual)}"
-        raise InputError(f"{expected}; got {type(given).__name__}")
-    out = dict(usual)
-    for name, value in given.items():
-        if name not in usual:
-            raise unknown("knob", str(name), usual, f"known{where} are {', '.join(usual)}")
-        if isinstance(usual[name], Mapping):
-            out[name] = _completed(usual[name], value, f" of {name}")
-            continue
-        if np.ndim(value):
-            shape = f"got an array of shape {list(np.shape(value))}"
-            raise InputError(f"expected a number for knob {name}, {shape}; use jax.vmap")
-        out[name] = jnp.asarray(value, usual[name].dtype)
-    return out

@@ -76,7 +76,8 @@ class UnlikeStep:
     time_s: float
     waits_s: np.ndarray  # seconds in which the device of each rank computes nothing [R]
     parts: tuple[_Part, ...]  # of each worker
-    row_members: tuple[_Member, ...]  # of each row, whose seconds it has [U]
+    # of each row, whose seconds it has: the slowest, then the others that it may be [U]
+    row_members: tuple[tuple[_Member, ...], ...]
 
     def __repr__(self) -> str:
         return f"<UnlikeStep: {len(self.names)} workers, {self.time_s:.4g} s>"
@@ -92,7 +93,7 @@ class UnlikeStep:
         times = times_on_path(self.graph, path, len(self.row_s))
         on_path: dict[int, tuple[_Priced, np.ndarray]] = {}
         for row in np.flatnonzero(times).tolist():
-            part, rank, at = self.row_members[row]
+            part, rank, at = self.row_members[row][0]
             of, slower = self.parts[part].of_rank[rank], self.parts[part].factor(rank, at)
             counts = on_path.setdefault(id(of), (of, np.zeros(len(of.row_s))))[1]
             counts[at] += times[row] * slower
@@ -200,7 +201,7 @@ def unlike(workers: Sequence[Worker]) -> UnlikeStep:
         graph, lowered, row_s, of_ranks, rank_worker,
         tuple(worker.name or str(at) for at, worker in enumerate(workers)),
         float(times.end_s.max()), _waits(graph, times.start_s, times.end_s, of_ranks),
-        tuple(parts), tuple(join.members or [(0, 0, 0)]),
+        tuple(parts), tuple(join.members or [((0, 0, 0),)]),
     )  # fmt: skip
 
 
@@ -337,10 +338,10 @@ class _Join:
         self.parts = parts
         self.first = np.cumsum([0, *(part.ranks for part in parts)])[:-1].tolist()
         self.builder = GraphBuilder()
-        self.rows: dict[_Member | tuple[str, float], int] = {}
+        self.rows: dict[_Member | tuple[str, frozenset[_Member]], int] = {}
         self.seconds: list[float] = []
         self.row_rank: list[int] = []
-        self.members: list[_Member] = []
+        self.members: list[tuple[_Member, ...]] = []
         # node of the joined graph by worker and its own number
         self.nodes: list[dict[int, int]] = [{} for _ in parts]
 
@@ -414,19 +415,23 @@ class _Join:
             return 0
         member, seconds = (part.at, rank, row - 1), float(part.seconds[rank, row - 1])
         whose = -1 if part.message[row - 1] else self.first[part.at] + rank
-        return self.row_of(member, seconds, whose, member)
+        return self.row_of(member, seconds, whose, (member,))
 
     def slowest(self, what: str, times: list[tuple[float, _Member]]) -> int:
         """Row for the longest of what several ranks take; 0 for none."""
-        seconds, member = max(times, default=(0.0, (0, 0, 0)), key=operator.itemgetter(0))
-        return self.row_of((what, seconds), seconds, -1, member) if seconds else 0
+        falling = sorted(times, key=operator.itemgetter(0), reverse=True)
+        if not falling or not falling[0][0]:
+            return 0
+        members = tuple(member for _, member in falling)
+        return self.row_of((what, frozenset(members)), falling[0][0], -1, members)
 
     def row_of(
-        self, key: _Member | tuple[str, float], seconds: float, rank: int, member: _Member
-    ) -> int:
+        self, key: _Member | tuple[str, frozenset[_Member]], seconds: float, rank: int,
+        members: tuple[_Member, ...],
+    ) -> int:  # fmt: skip
         if key not in self.rows:
             self.rows[key] = len(self.rows) + 1
             self.seconds.append(seconds)
             self.row_rank.append(rank)
-            self.members.append(member)
+            self.members.append(members)
         return self.rows[key]

@@ -4,6 +4,7 @@
 reads a table's columns through one.
 """
 
-from hybridperf.fields.registry import Field, Fields, fields_of
+from hybridperf.fields.registry import Field, Fields, fields_of, questions
+from hybridperf.fields.schema import json_schema
 
-__all__ = ["Field", "Fields", "fields_of"]
+__all__ = ["Field", "Fields", "fields_of", "json_schema", "questions"]

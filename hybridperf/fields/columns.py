@@ -9,10 +9,13 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from hybridperf.fields.registry import Field, Fields, fields_of, folded
-from hybridperf.io import InputError, closest
+import numpy as np
+
+from hybridperf.fields.registry import YES, Field, Fields, fields_of, folded
+from hybridperf.io import InputError, Numbers, closest, number_columns
 from hybridperf.io.later import pd
 
 if TYPE_CHECKING:
@@ -27,13 +30,13 @@ class ReadColumns:
     refused: Mapping[int, str]  # by a row's place: which columns disagree on what
 
 
-def said_by(columns: Iterable[object], question: str) -> dict[str, list[tuple[str, str]]]:
+def said_by(columns: Iterable[object], question: str | Fields) -> dict[str, list[tuple[str, str]]]:
     """(column, which of the field's names it is) of each field that columns say, by its name.
 
     Raises:
         InputError: for a column that matters and is not read, or resembles a field.
     """
-    fields, names = fields_of(question), [str(name) for name in columns]
+    fields, names = _known(question), [str(name) for name in columns]
     found: dict[str, list[tuple[str, str]]] = {}
     for name in names:
         if call := fields.called(name):
@@ -60,16 +63,20 @@ def said_by(columns: Iterable[object], question: str) -> dict[str, list[tuple[st
     return found
 
 
-def read_columns(frame: pandas.DataFrame, question: str) -> ReadColumns:
+def _known(question: str | Fields) -> Fields:
+    return question if isinstance(question, Fields) else fields_of(question)
+
+
+def read_columns(frame: pandas.DataFrame, question: str | Fields) -> ReadColumns:
     """A table's columns under the names of the fields that they say; others stay.
 
     Raises:
         InputError: for a column that matters and is not read, or resembles a field.
     """
-    fields = fields_of(question)
+    fields = _known(question)
     refused: dict[int, str] = {}
     new, dropped = {}, list[str]()
-    for name, pairs in said_by(frame.columns, question).items():
+    for name, pairs in said_by(frame.columns, fields).items():
         if [column for column, _ in pairs] == [name]:
             continue
         field = fields[name]
@@ -83,7 +90,11 @@ def read_columns(frame: pandas.DataFrame, question: str) -> ReadColumns:
 
 def _meant(field: Field, column: pandas.Series, spelling: str) -> pandas.Series:
     """A column's cells as the field's own values, where its name has words or a unit of its own."""
-    if spelling not in (*field.spelt, *field.scaled):
+    if factor := field.scaled.get(spelling):
+        numbers = pd.to_numeric(column, errors="coerce") * factor
+        unread = numbers.isna() & column.notna()
+        return numbers.astype(object).where(~unread, column) if unread.any() else numbers
+    if spelling not in field.spelt:
         return column
     codes, values = pd.factorize(column)
     cells: list[str | None] = []
@@ -108,16 +119,86 @@ def _joined(
         told = [(name, column.mask(_open(field, column))) for name, column in told]
     first, found = told[0]
     for other, column in told[1:]:
-        both = (found.notna() & column.notna()).to_numpy()
-        pairs = zip(found.to_numpy(object), column.to_numpy(object), strict=True)
-        for at, (one, two) in enumerate(pairs):
-            if both[at] and not field.agree(str(one), str(two)):
+        ours, theirs = found.to_numpy(object), column.to_numpy(object)
+        unlike = found.notna().to_numpy() & column.notna().to_numpy() & (ours != theirs)
+        for at in np.flatnonzero(unlike).tolist():
+            one, two = ours[at], theirs[at]
+            if not field.agree(str(one), str(two)):
                 refused[at] = (
                     f"expected columns {first} and {other} to say the same {field.name}, got {one}"
                     f" and {two}; keep one of them"
                 )
         found = found.astype(object).where(found.notna(), column.astype(object))
     return found
+
+
+def values_in(record: Mapping[str, object], fields: Fields) -> dict[str, Any]:
+    """What a row says, by field: whole numbers, numbers, true and false of flags, words, texts.
+
+    Args:
+        record: cells by the names of fields (`read_columns`); others and empty ones count nothing.
+        fields: of the question.
+
+    Raises:
+        InputError: for a cell that is no value of its field.
+    """
+    found: dict[str, Any] = {}
+    for name, cell in record.items():
+        if name in fields and cell is not None and cell is not pd.NA and cell == cell:  # no NaN
+            value = _value(fields[name], str(cell).strip())
+            found |= {} if value == "" else {name: value}
+    return found
+
+
+def _value(field: Field, text: str) -> Any:
+    if not text or field.kind == "text":
+        return text
+    if field.kind in ("whole", "number"):
+        return field.count(text) if field.kind == "whole" else field.number(text)
+    word = field.word(text)
+    return word == YES if word and field.kind == "flag" else word
+
+
+def read_whole(frame: pandas.DataFrame, question: str | Fields) -> pandas.DataFrame:
+    """A table under the names of its fields, as `read_columns`; `InputError` too for the first row
+    whose columns contradict each other.
+    """
+    fields = _known(question)
+    read = read_columns(frame, fields)
+    for at, why in read.refused.items():
+        raise InputError(f"{fields.row} {at + 1}: {why}")
+    return read.frame
+
+
+def read_small_table(
+    frame: pandas.DataFrame, question: str, most: Mapping[str, float] = MappingProxyType({})
+) -> pandas.DataFrame:
+    """A table that someone brought, its fields under their own names and its numbers checked.
+
+    Args:
+        frame: N rows.
+        question: whose fields it has, of `tables.toml`.
+        most: of numbers, where the question decides it.
+
+    Returns:
+        The table with the fields' columns in place of those that say them; numbers are float64, not
+        a number where a row need not say one.
+
+    Raises:
+        InputError: a column resembles a field or is missing, columns contradict each other, a
+            number is none or out of its range.
+    """
+    fields = fields_of(question)
+    found = read_whole(frame, fields)
+    limits, texts = {}, []
+    for field in fields:
+        if field.kind in ("whole", "number"):
+            highest = most.get(field.name, Numbers().most if field.most is None else field.most)
+            whole = field.kind == "whole"
+            limits[field.name] = Numbers(field.minimum, highest, whole, field.needed)
+        elif field.needed:
+            texts.append(field.name)
+    return found.assign(**number_columns(found, limits, fields.row, texts))
 
 
 def row_of(words: Sequence[str], question: str) -> pandas.DataFrame:

@@ -15,9 +15,16 @@ A table of a file here is a field:
     scaled     by alias, the factor from its unit to the field's
     prefixes   of the same field of several things: prefill_tp_size, decode_tp_size; "" is itself
     prose      free text, which no other column is taken to misspell
+    least, most  of a number, where they are not those of its kind
+    needed     of a small table (`tables.toml`): whether a row must say it
+    numbered   how many of the name and a number there are, from 0: rf_0, rf_1, ...
+    words_from where other words stand that are legal, too: `folder`, each of whose TOML files is
+               one, or `file` and its `table` of them
 
-and `[columns]` has `foreign`, names that are nobody's misspelling, and `unread`, names that matter
-and are not read, each with what to write in its place.
+and `[columns]` has `row`, what a row is called, `foreign`, names that are nobody's misspelling,
+`unread`, names that matter and are not read, each with what to write in its place, and `of`, fields
+of other questions, whose `foreign` and `unread` names count, too. Small tables stand in one file,
+`tables.toml`, a table of fields each.
 
 Light to import: the command line shows this before it loads anything.
 """
@@ -27,15 +34,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib import resources
 from typing import Any, Literal
 
 Kind = Literal["whole", "number", "flag", "word", "text"]
 YES, NO = "yes", "no"
-_FLAG = {
+FLAG_WORDS = {
     YES: ("1", "true", "on", "enabled"), NO: ("0", "false", "off", "none", "disabled"),
     "": ("unknown", "recipe", "submission"),
 }  # fmt: skip
@@ -43,6 +52,7 @@ _ALIKE, _LONG = 0.85, 7  # of difflib's ratio, of names of so many letters: "mic
 _BEFORE = ("n", "num", "nr", "no_of", "number_of", "total", "my", "the")
 _BEHIND = ("size", "degree", "count", "num", "number", "ranks", "type", "mode", "value", "dim")
 _MOST_OFFERED = 3
+_LARGEST = 1e9  # of numbers that say no limit of their own
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,6 +72,9 @@ class Field:
     spelt: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     scaled: Mapping[str, float] = dataclasses.field(default_factory=dict)
     prose: bool = False
+    least: float | None = None
+    most: float | None = None
+    needed: bool = True
 
     @property
     def priced(self) -> bool:
@@ -80,14 +93,48 @@ class Field:
             return f"{YES}, {NO}"
         return ", ".join(filter(None, self.words))
 
+    @property
+    def minimum(self) -> float:
+        """The least that a number may be."""
+        return (1.0 if self.kind == "whole" else 0.0) if self.least is None else self.least
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """All words that are legal, as they are listed."""
+        words = FLAG_WORDS if self.kind == "flag" else self.words
+        return tuple(filter(None, (one for word in words for one in (word, *words[word]))))
+
     def meant(self, text: str, name: str = "") -> str | None:
         """The value that a text means, "" where it says nothing; None where it is not legal.
 
         Args:
             text: what a cell says.
-            name: of its column, where that is an alias with words or a unit of its own.
+            name: of its column, where that is an alias with words of its own.
         """
         return _meant(self, text, name)
+
+    def word(self, text: str) -> str:
+        """One of the listed words, "" for nothing; `InputError` for another."""
+        found = self.meant(text)
+        if found is None:
+            flag = f"{YES} or {NO} in {self.name}"
+            raise _wrong(
+                flag if self.kind == "flag" else f"a {self.name} of {self.legal}", repr(text)
+            )
+        return found
+
+    def count(self, said: Any) -> int:
+        """A whole number of `minimum` or more; `InputError` for anything else."""
+        return _count(self, said)
+
+    def number(self, said: Any) -> float:
+        """A number of `minimum` or more, at most `most`; `InputError` for anything else."""
+        least, most = self.minimum, _LARGEST if self.most is None else self.most
+        if not least <= (found := _float(said)) < most:
+            over = f" and below {most:g}" if found >= most else ""
+            got = repr(said) if math.isnan(found) else f"{found:g}"
+            raise _wrong(f"a number of {least or 'zero'} or more{over} in {self.name}", got)
+        return found
 
     @functools.cached_property
     def spellings(self) -> Mapping[str, str]:
@@ -111,14 +158,32 @@ class Field:
         return self._same(text) == self._same(other)
 
 
+def _wrong(expected: str, got: str) -> ValueError:
+    """The `InputError` of a value that is not legal."""
+    from hybridperf.io import InputError  # with pandas: only where something is wrong
+
+    return InputError(f"expected {expected}, got {got}")
+
+
+def _float(said: Any) -> float:
+    try:
+        return float(said)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+@functools.lru_cache(65536)
+def _count(field: Field, said: Any) -> int:
+    value, least = _float(said), field.minimum
+    if not math.isfinite(value) or value < least or value != int(value):
+        got = repr(said) if math.isnan(value) else str(said).removesuffix(".0")
+        raise _wrong(f"a whole number of {least:g} or more in {field.name}", got)
+    return int(value)
+
+
 @functools.lru_cache(65536)
 def _meant(field: Field, text: str, name: str) -> str | None:
     text = text.strip()
-    if name in field.scaled:
-        try:
-            return repr(float(text) * field.scaled[name])
-        except ValueError:
-            return text
     spelling = folded(re.sub(r"(\d)\.0+$", r"\1", text))
     own = field.spelt.get(name, {})
     for key in (spelling, _flag_words().get(spelling, "")):
@@ -133,7 +198,7 @@ def _meant(field: Field, text: str, name: str) -> str | None:
 
 @functools.cache
 def _flag_words() -> Mapping[str, str]:
-    return {folded(one): word for word, others in _FLAG.items() for one in (word, *others)}
+    return {folded(one): word for word, others in FLAG_WORDS.items() for one in (word, *others)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,6 +209,8 @@ class Fields:
     by_name: Mapping[str, Field]
     foreign: frozenset[str]  # folded
     unread: Mapping[str, str]  # by folded name: what to write in its place
+    row: str = "row"  # what a row is called
+    small: bool = False  # a table whose rows must say what is `needed`
 
     def __iter__(self) -> Iterator[Field]:
         return iter(self.by_name.values())
@@ -160,7 +227,9 @@ class Fields:
 
     @functools.cached_property
     def _called(self) -> Mapping[str, tuple[Field, str]]:
-        return {folded(name): (field, name) for field in self for name in field.names}
+        found = {folded(name): (field, name) for field in self for name in field.names}
+        alike = Counter(folded(name) for field in self for name in field.names)
+        return {name: one for name, one in found.items() if alike[name] == 1}
 
     def called(self, column: str) -> tuple[Field, str] | None:
         """(the field that a column says, which of its names the column has); None: none does."""
@@ -179,9 +248,11 @@ class Fields:
         if len(text) < 2 or text in self.foreign:
             return []
         open_ = {
-            name: field.name
-            for name, (field, _) in self._called.items()
+            folded(name): field.name
+            for field in self
             if field.priced and not field.prose and field.name not in said
+            for name in field.names
+            if len(folded(name)) > 1  # any letter is a slip of any other
         }
         near = [open_[name] for name in open_ if one_slip(text, name)]
         near = near or [open_[stem] for stem in _stems(column) if stem in open_]
@@ -193,26 +264,68 @@ class Fields:
 
 @functools.cache
 def fields_of(question: str) -> Fields:
-    """The registry of a question: "steps", "serve"."""
-    text = resources.files(__package__).joinpath(f"{question}.toml").read_text()
-    tables: dict[str, Any] = tomllib.loads(text)
+    """The registry of a question, "steps", "serve", "ops", "collectives", "plans", "runs", or of
+    a small table of `tables.toml`.
+    """
+    folder = resources.files(__package__)
+    own = folder.joinpath(f"{question}.toml")
+    if own.is_file():
+        tables: dict[str, Any] = tomllib.loads(own.read_text())
+    else:
+        tables = dict(tomllib.loads(folder.joinpath("tables.toml").read_text())[question])
     columns = tables.pop("columns", {})
-    found = [one for name, table in tables.items() for one in _fields(name, table)]
+    others = {fields_of(other): names for other, names in columns.get("of", {}).items()}
+    found = [other[name] for other, names in others.items() for name in names]
+    found += [one for name, table in tables.items() for one in _fields(name, table)]
+    by_name = {one.name: one for one in found}
+    named = {folded(name) for one in found for name in one.names}
+    foreign = {folded(name) for name in columns.get("foreign", ())}
+    unread = {folded(name): why for name, why in columns.get("unread", {}).items()}
+    for other in others:
+        foreign |= other.foreign
+        unread = {**other.unread, **unread}
     return Fields(
-        question, {one.name: one for one in found},
-        frozenset(map(folded, columns.get("foreign", ()))),
-        {folded(name): why for name, why in columns.get("unread", {}).items()},
+        question, by_name, frozenset(foreign - named),
+        {name: why for name, why in unread.items() if name not in named},
+        columns.get("row", "row"), not own.is_file(),
     )  # fmt: skip
+
+
+@functools.cache
+def questions() -> tuple[str, ...]:
+    """All that have fields: questions of their own file, then small tables."""
+    files = (one.name for one in resources.files(__package__).iterdir())
+    own = sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+    small = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text())
+    return (*(one for one in own if one != "tables"), *small)
+
+
+def shipped_words(folder: str = "", file: str = "", table: str = "") -> list[str]:
+    """Words that stand elsewhere in the package: names of a folder's TOML files, or of the entries
+    of a file's table.
+    """
+    package = resources.files("hybridperf")
+    if folder:
+        names = (one.name for one in package.joinpath(folder).iterdir())
+        return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+    return [*tomllib.loads(package.joinpath(file).read_text())[table]]
 
 
 def _fields(name: str, table: Mapping[str, Any]) -> Iterable[Field]:
     """The fields of a table: itself, and the same of each of some things."""
-    own = {key: value for key, value in table.items() if key != "prefixes"}
-    own["words"] = {word: tuple(others) for word, others in own.get("words", {}).items()}
+    apart = ("prefixes", "words_from", "numbered")
+    own = {key: value for key, value in table.items() if key not in apart}
+    shipped = shipped_words(**table["words_from"]) if "words_from" in table else []
+    words = {**dict.fromkeys(shipped, ()), **own.get("words", {})}
+    own["words"] = {word: tuple(others) for word, others in words.items()}
     spelt = own.get("spelt", {}).items()
     own["spelt"] = {
         alias: {folded(text): value for text, value in words.items()} for alias, words in spelt
     }
+    for number in range(table.get("numbered", 0)):
+        yield Field(f"{name}_{number}", **own)
+    if "numbered" in table:
+        return
     for prefix in table.get("prefixes", ("",)):
         called = {
             kind: tuple(f"{prefix}{one}" for one in own.get(kind, ()))

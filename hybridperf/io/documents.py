@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import tomllib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,30 @@ def _shallow(document: Any) -> Any:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def check_head(document: Mapping[str, Any], expected: str, most: int, path: str | Path) -> None:
+    """`InputError` unless a document has this schema, of a version up to `most`."""
+    found = document.get("schema", "none")
+    if found != expected:
+        raise InputError(f'expected schema = "{expected}" at the head of {path}, found {found}')
+    version = document.get("schema_version")
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        needs = f"needs a whole number from 1 to {most} as schema_version, got {version!r}"
+        raise InputError(f"{path} {needs}; write schema_version = {most}")
+    if version > most:
+        reads = f"this hybridperf reads up to {most}; upgrade hybridperf"
+        raise InputError(f"{path} has schema_version {version}, {reads}")
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value of a spec is a number that float64 holds."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # also of whole numbers of any length
+
+
+def finite_number(what: str, value: Any) -> float:
+    """A number of a spec; `InputError` for anything else."""
+    if not is_finite(value):
+        raise InputError(f"{what} must be a finite number, got {value!r}")
+    return float(value)

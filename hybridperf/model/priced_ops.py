@@ -133,6 +133,9 @@ class PricedOps:
         return {at: note for at, note in enumerate(notes.tolist()) if note}
 
 
+COLUMNS = ("predicted_s", "low_s", "high_s", "roofline_s", "in_range", "note")  # that are added
+
+
 def predict_ops(model: Any, frame: pd.DataFrame, explain: bool = False) -> pd.DataFrame:
     """See `PerfModel.predict_ops`."""
     check_not_forked()

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from hybridperf.fields.frameworks import training_frameworks
 from hybridperf.io.documents import shipped_toml
 from hybridperf.io.namespace import Array, array_module
 
@@ -149,7 +150,14 @@ class Known(NamedTuple):
 
 
 SHIPPED = shipped_toml("hybridperf.model", "known_effects.toml")
-KNOWN = tuple(Known(**one) for one in SHIPPED["training"])
+KNOWN = (
+    *(Known(**one) for one in SHIPPED["training"]),
+    *(
+        Known(**one, frameworks=(name,))
+        for name, framework in training_frameworks().items()
+        for one in framework.get("effects", ())
+    ),
+)
 # by architecture: share of a format's peak that products of 16 bits, and those of fewer or
 # attention, keep up at the power limit
 SUSTAINED: Mapping[str, tuple[float, float]] = SHIPPED["sustained"]

@@ -19,6 +19,8 @@ from hybridperf.ops import OpCall
 
 Probe = tuple[str, OpCall | CollectiveCall]  # a call that stands for what a step effect multiplies
 
+Told = tuple[float, str]  # width in logs, sentence
+
 
 @dataclasses.dataclass(frozen=True)
 class Unmeasured:
@@ -28,11 +30,14 @@ class Unmeasured:
     notes: tuple[str, ...]
 
 
-def unmeasured(model: PerfModel, probes: Iterable[Probe]) -> Unmeasured:
-    """What of a step was not measured on a machine."""
+def unmeasured(
+    model: PerfModel, probes: Iterable[Probe],
+    known: dict[OpCall | CollectiveCall, Told] | None = None,
+) -> Unmeasured:  # fmt: skip
+    """What of a step was not measured on a machine; `known`: of calls asked before, filled."""
+    known = {} if known is None else known
     widths: dict[str, float] = {}
     notes: dict[str, None] = {}
-    known: dict[OpCall | CollectiveCall, tuple[float, str]] = {}
     for effect, call in probes:
         if call not in known:
             known[call] = _WIDTH_OF[type(call)](model, call)

@@ -56,10 +56,7 @@ def _read_cached(word: str, dtype: str) -> str:
 
 
 _COLUMNS = Columns(readers={"kv_dtype": _read_cached})
-_CAUSAL = dataclasses.replace(
-    _COLUMNS, zero_allowed=frozenset({"causal"}),
-    words={"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0},
-)  # fmt: skip
+_CAUSAL = dataclasses.replace(_COLUMNS, zero_allowed=frozenset({"causal"}))
 
 
 class Attention(Op):

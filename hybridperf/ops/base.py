@@ -16,13 +16,19 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from hybridperf.fields import Field, Fields, fields_of
+from hybridperf.fields.registry import Kind
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, Unit
 from hybridperf.io import unknown
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.ops.roofline import Work
+
+if TYPE_CHECKING:
+    import pandas
 
 # Ops of one group share knobs. The order is the order of knob arrays; models store names, so
 # appending is safe: `register` does it for a group that an op brings.
@@ -116,19 +122,15 @@ class OpCall:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """How tables write an op, besides its fields' own names. Fields with a default are optional,
-    and words are `text`, without being named.
+    """What an op's columns mean in tables, besides what `fields/ops.toml` says of each (its other
+    names and words). Fields with a default are optional, and words are `text`, without being named.
     """
 
     # columns a table may lack, with the value meant then
     optional: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # columns of other people's tables -> ours
-    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict)
     zero_allowed: frozenset[str] = frozenset()  # dimensions that may be zero
     # fields of words, which change the work, with their default: what an empty cell means
     text: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # words that tables write where a flag of ours is a number
-    words: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # optional dimension: (label, part of its text -> value)
     implied: Mapping[str, tuple[str, Mapping[str, float]]] = dataclasses.field(default_factory=dict)
     # field of words: (word, dtype) -> the word as we write it; `InputError` for one that is unknown
@@ -140,6 +142,12 @@ class Columns:
 
     def read_text(self, field: str, word: str, dtype: str) -> str:
         """A word as we write it; `InputError` for one that is unknown."""
+        known = fields_of("ops")
+        if word and field in known and (legal := known[field].words):
+            meant = known[field].meant(word)
+            if meant is None:
+                raise unknown(field, word, legal, f"known are {known[field].legal}")
+            return meant
         return self.readers[field](word, dtype) if field in self.readers else word
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Columns:
@@ -152,18 +160,8 @@ class Columns:
         )  # fmt: skip
 
 
-def one_of(what: str, words: Sequence[str], kinds: str) -> Callable[[str, str], str]:
-    """Reader of a field that holds one of some words, which errors call `kinds`."""
-
-    def read(word: str, dtype: str) -> str:
-        del dtype
-        if word not in words:
-            raise unknown(what, word, words, f"{kinds} are {', '.join(words)}")
-        return word
-
-    return read
-
-
+LABELS = ("framework", "version", "kernel", "algo")  # columns that name an implementation
+_OF_ANY = ("op", "dtype", "reuse_bytes", *LABELS)  # what rows of all ops say
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}
 _COLUMNS: dict[type[Op], Columns] = {}
 
@@ -190,6 +188,38 @@ def register(
         return cls
 
     return add
+
+
+def op_fields() -> Fields:
+    """What columns of tables of ops mean: `fields/ops.toml`, and by their own names the sizes and
+    words of ops that are registered elsewhere.
+    """
+    return _fields_of(frozenset(_BY_NAME))
+
+
+def fields_of_table(frame: pandas.DataFrame) -> Fields:
+    """Those of the ops that rows of a table name; of all ops, where they name none."""
+    every, ops = op_fields(), frozenset[str]()
+    for name in frame:
+        if (call := every.called(str(name))) and call[0].name == "op":
+            ops = frozenset(one for one in map(str, frame[name].unique()) if one in _BY_NAME)
+    return _fields_of(ops) if ops else every
+
+
+@functools.lru_cache(4096)
+def _fields_of(ops: frozenset[str]) -> Fields:
+    """The fields of some ops, and of any row."""
+    known, own, others = fields_of("ops"), dict[str, Field](), set[str]()
+    for op, (cls, fixed) in _BY_NAME.items():
+        for name in (*cls.dimensions(), *columns_of(cls).text):
+            if name in fixed:
+                continue
+            others.add(name)
+            if op in ops:
+                kind: Kind = "text" if name in columns_of(cls).text else "number"
+                own[name] = known[name] if name in known else Field(name, f"of {op}", kind)
+    rest = {one.name: one for one in known if one.name not in others or one.name in _OF_ANY}
+    return dataclasses.replace(known, by_name=rest | own)
 
 
 def op_names() -> list[str]:

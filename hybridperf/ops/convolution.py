@@ -14,15 +14,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from hybridperf.fields import fields_of
 from hybridperf.hardware import DeviceSpec, Unit
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.ops import tiles
-from hybridperf.ops.base import Columns, Op, one_of, register
+from hybridperf.ops.base import Columns, Op, register
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log2_ratio, log_of, shape_inputs, tails
 from hybridperf.ops.roofline import Work, streamed
 
-DIRECTIONS = ("fwd", "bwd_inputs", "bwd_params")
+DIRECTIONS = tuple(fields_of("ops")["direction"].words)
 _WINOGRAD_TILE, _WINOGRAD_PRODUCTS = 4, 36.0
 _BLOCKS_AT_ONCE = 2.0  # of a kernel's in single precision, that a multiprocessor holds
 
@@ -35,8 +36,7 @@ def _dtype_on(dtype: str, device: DeviceSpec) -> str:
 
 
 _COLUMNS = Columns(
-    synonyms={"kernel_size": "kh", "pass": "direction"}, dtype_on=_dtype_on,
-    readers={"direction": one_of("pass", DIRECTIONS, "a convolution's passes")},
+    dtype_on=_dtype_on,
 )  # fmt: skip
 
 

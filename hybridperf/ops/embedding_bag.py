@@ -36,19 +36,16 @@ import jax
 import numpy as np
 import scipy
 
+from hybridperf.fields import fields_of
 from hybridperf.io.errors import InputError
 from hybridperf.io.namespace import Array, array_module, reals
-from hybridperf.ops.base import Columns, Op, OpCall, one_of, register
+from hybridperf.ops.base import Op, OpCall, columns_of, register
 from hybridperf.ops.embedding import LookupStream, Table, check_names, distances, lookups_within
 from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log2_ratio, log_of, shape_inputs, tails
 from hybridperf.ops.movement import INDEX_BYTES, scattered_lines
 from hybridperf.ops.roofline import Work
 
-OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
-_READERS = {
-    "optimizer": one_of("optimizer", OPTIMIZERS, "those of embedding tables"),
-    "duplicates": one_of("duplicates", ("merged", "each"), "ways with them"),
-}
+OPTIMIZERS = tuple(fields_of("ops")["optimizer"].words)
 HOT_LOOKUPS = 16.0  # a row that is looked up more often in a batch is hot
 _STATE_BYTES = 4.0  # optimizers keep single precision
 _SECTOR_BYTES = 32.0  # least that memory moves for one number
@@ -158,7 +155,7 @@ class EmbeddingBag(_Bags):
         )
 
 
-@register("embedding_bag_backward", columns=Columns(readers=_READERS))
+@register("embedding_bag_backward")
 @dataclasses.dataclass(frozen=True)
 class EmbeddingBagBackward(_Bags):
     """The looked-up rows updated by the gradients of their bags; a step is one lookup."""
@@ -233,7 +230,7 @@ def lookup_calls(
     options = {"optimizer": optimizer, "duplicates": duplicates}
     if direction == "backward":
         for option, word in options.items():
-            _READERS[option](word, dtype)
+            columns_of(EmbeddingBagBackward).read_text(option, word, dtype)
         if duplicates == "each" and optimizer != "sgd":
             why = "its state needs a row's whole gradient"
             raise InputError(f"expected merged duplicates with {optimizer}: {why}")

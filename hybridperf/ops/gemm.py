@@ -27,10 +27,7 @@ FLOPS_PER_MULTIPLY_ADD = 2.0
 # 0.25 ns)
 PRODUCT_STEPS = 1000.0
 _LEAST_CUT_BYTES = 2.0
-_COLUMNS = Columns(
-    synonyms={"ta": "transposed_a", "tb": "transposed_b"}, words={"N": 0.0, "T": 1.0},
-    readers=QUANT,
-)  # fmt: skip
+_COLUMNS = Columns(readers=QUANT)
 
 
 class Product(Op):

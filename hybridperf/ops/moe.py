@@ -113,7 +113,7 @@ def known_distribution(name: str, dtype: str = "") -> str:
 
 _COLUMNS = Columns(
     zero_allowed=frozenset({"gated"}), implied={"gated": ("kernel", {"nongated": 0.0})},
-    words={"True": 1.0, "False": 0.0}, readers={**QUANT, "distribution": known_distribution},
+    readers={**QUANT, "distribution": known_distribution},
 )  # fmt: skip
 
 

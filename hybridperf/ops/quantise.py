@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from hybridperf.io.errors import unknown
 from hybridperf.io.namespace import Array
-from hybridperf.ops.base import Columns, Op, one_of, register
+from hybridperf.ops.base import Columns, Op, register
 from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, tails
 from hybridperf.ops.loops import BLOCK_ELEMENTS, Matrix
 from hybridperf.ops.roofline import Work, streamed
@@ -89,10 +89,17 @@ def scheme_flags(quant: str) -> dict[str, Array]:
 
 
 _NARROW = [name for name, scheme in SCHEMES.items() if scheme.narrow_bytes]
-_READERS = {"quant": one_of("quant", _NARROW, "schemes that quantise a matrix")}
 
 
-@register("scale_matrix", "quantise", columns=Columns(readers=_READERS))
+def _narrowing(word: str, dtype: str) -> str:
+    del dtype
+    if word not in _NARROW:
+        schemes = f"schemes that quantise a matrix are {', '.join(_NARROW)}"
+        raise unknown("quant", word, _NARROW, schemes)
+    return word
+
+
+@register("scale_matrix", "quantise", columns=Columns(readers={"quant": _narrowing}))
 @dataclasses.dataclass(frozen=True)
 class Quantise(Matrix):
     """A matrix of rows x cols scaled, clamped and written in the scheme's format."""

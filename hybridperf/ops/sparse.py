@@ -153,10 +153,7 @@ def _contradictions(op: Sparse) -> Sequence[tuple[Array, str]]:
     )
 
 
-_COLUMNS = Columns(
-    synonyms={"max_nnz_per_row": "max_degree"}, readers={"kernel": _kernel},
-    contradictions=_contradictions,
-)  # fmt: skip
+_COLUMNS = Columns(readers={"kernel": _kernel}, contradictions=_contradictions)
 
 
 @register("spmm", "segment_sum", columns=_COLUMNS)

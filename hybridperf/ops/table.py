@@ -12,21 +12,32 @@ of all at once.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from hybridperf.fields.columns import read_columns
+from hybridperf.fields.registry import NO, YES
 from hybridperf.hardware import DeviceSpec, canonical_dtype
 from hybridperf.io import InputError, closest, real_numbers, require_columns
 from hybridperf.io.later import pd
-from hybridperf.ops.base import Columns, Op, OpCall, columns_of, name_of, op_by_name
+from hybridperf.ops.base import (
+    LABELS,
+    Columns,
+    Op,
+    OpCall,
+    columns_of,
+    fields_of_table,
+    name_of,
+    op_by_name,
+    op_fields,
+)
 from hybridperf.ops.roofline import Work
 
 LARGEST_SIZE = 1e13  # elements along one dimension; more is a slip, not a tensor
 LARGEST_WORK = 1e24  # flops or bytes of one op
-LABELS = ("framework", "version", "kernel", "algo")  # columns that name an implementation
+_FLAG = {YES: 1.0, NO: 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,16 +68,21 @@ def parse_ops(frame: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
 
     `InputError` as well if no row at all can be read: then the table, not a row, is wrong.
     """
+    read = read_columns(frame, fields_of_table(frame))
+    frame = read.frame
     require_columns(frame, ["op", "dtype"], "a table of ops")
     if frame.empty:
         raise InputError("a table of ops has no rows; expected at least one")
     problem = np.full(len(frame), "", object)
+    for place, why in read.refused.items():
+        problem[place] = why
     parts = []
     texts = frame[["op", "dtype"]].map(str)  # "nan" where empty
     names, dtypes = (texts[column].to_numpy(object) for column in texts)
-    positions, every = pd.Series(np.arange(len(frame))), np.arange(len(frame))
-    labels = {word: _words(frame, [word] if word in frame else [], every) for word in LABELS}
-    for (name, dtype), rows in positions.groupby([names, dtypes], sort=False):
+    every = np.arange(len(frame))
+    labels = {word: _words(frame, word, every) for word in LABELS}
+    good = pd.Series(every)[problem == ""]
+    for (name, dtype), rows in good.groupby([names[good.index], dtypes[good.index]], sort=False):
         for at, text in _by_text(frame, rows.to_numpy(), str(name), str(dtype), problem):
             try:
                 part = _part(frame, at, str(name), str(dtype), text, device, labels, problem)
@@ -100,9 +116,9 @@ def _by_text(
     defaults = {field: empty for field, empty in columns.text.items() if field not in fixed}
     good, texts = np.ones(len(at), bool), {}
     for field, empty in defaults.items():
-        if not (given := _columns_for(frame, columns, field)):
+        if field not in frame:
             continue
-        codes, words = pd.factorize(_words(frame, given, at))  # each of a few words is read once
+        codes, words = pd.factorize(_words(frame, field, at))  # each of a few words is read once
         meant = np.full(len(words), empty, object)
         for i, word in enumerate(words):
             try:
@@ -118,14 +134,12 @@ def _by_text(
         yield at[rows.index], defaults | dict(zip(texts, map(str, meanings), strict=True))
 
 
-def _words(frame: pd.DataFrame, given: list[str], at: np.ndarray) -> np.ndarray:
-    """Text of the first of some columns that holds any, object [rows `at`]; else empty."""
-    words = np.full(len(at), "", object)
-    for name in given:
-        codes, values = pd.factorize(frame[name].iloc[at])  # -1 where a cell is empty
-        texts = np.array([*(str(value).strip() for value in values), ""], object)
-        words = np.where(words == "", texts[codes], words)
-    return words
+def _words(frame: pd.DataFrame, name: str, at: np.ndarray) -> np.ndarray:
+    """Text of a column, object [rows `at`]; empty where a cell is, and without the column."""
+    if name not in frame:
+        return np.full(len(at), "", object)
+    codes, values = pd.factorize(frame[name].iloc[at])  # -1 where a cell is empty
+    return np.array([*(str(value).strip() for value in values), ""], object)[codes]
 
 
 def _part(
@@ -139,30 +153,26 @@ def _part(
     for dimension in cls.dimensions():
         if dimension in fixed:
             continue
-        given = _columns_for(frame, columns, dimension)
-        if not given:
+        if dimension not in frame:
             if dimension in columns.optional:
                 sizes[dimension] = _default(columns, dimension, labels, at)
                 continue
             there = ", ".join(map(str, frame.columns[:12]))
             expected = f"{name} rows need a column {dimension!r}{closest(dimension, frame.columns)}"
             raise _MissingColumn(f"{expected}; the table has {there}")
-        cells = [frame[one].iloc[at] for one in given]
-        # tables of two sources name the same dimension twice
-        each = (_numbers(one, columns, dimension) for one in cells)
-        values = functools.reduce(lambda a, b: np.where(np.isnan(a), b, a), each)
+        cells = frame[dimension].iloc[at]
+        values = _numbers(cells, dimension)
         if dimension in columns.optional:
-            empty = np.isnan(values)
-            if empty.any() and not columns.words:  # an unknown word of a flag is as good as none
-                for one in cells:
-                    empty &= (one.isna() | (one.map(str).map(str.strip) == "")).to_numpy()
+            empty = (cells.isna() | (cells.map(str).map(str.strip) == "")).to_numpy()
             values = np.where(empty, _default(columns, dimension, labels, at), values)
         zero_allowed = dimension in columns.zero_allowed
         wrong = ~((values >= 0 if zero_allowed else values > 0) & (values <= LARGEST_SIZE))
         expected = f"a number {'of at least zero' if zero_allowed else 'above zero'}"
-        expected = f"{name}: {given[0]} must be {expected} and at most {LARGEST_SIZE:g}"
+        if op_fields()[dimension].kind == "flag":
+            expected = f"{YES} or {NO}, or {expected}"
+        expected = f"{name}: {dimension} must be {expected} and at most {LARGEST_SIZE:g}"
         for i in np.flatnonzero(wrong & good):
-            problem[at[i]] = f"{expected}, got {cells[0].iloc[i]}"
+            problem[at[i]] = f"{expected}, got {cells.iloc[i]}"
         good &= ~wrong
         sizes[dimension] = values
     op = cls(dtype, **{key: value[good] for key, value in sizes.items()}, **fixed, **text)
@@ -185,13 +195,13 @@ def _part(
     return OpRows(here, op, work, group, peak, own, name)
 
 
-def _numbers(column: pd.Series, columns: Columns, dimension: str) -> np.ndarray:
+def _numbers(column: pd.Series, dimension: str) -> np.ndarray:
     """A column as numbers, float64; flags may be words. Not a number where it is neither."""
-    values = real_numbers(column)
-    if dimension in columns.zero_allowed and columns.words and np.isnan(values).any():
+    values, field = real_numbers(column), op_fields()[dimension]
+    if field.kind == "flag" and np.isnan(values).any():
         codes, given = pd.factorize(column)
-        numbers = [columns.words.get(str(word).strip(), np.nan) for word in given]
-        values = np.where(np.isnan(values), np.array([*numbers, np.nan])[codes], values)
+        meant = [_FLAG.get(field.meant(str(word)) or "", np.nan) for word in given]
+        values = np.where(np.isnan(values), np.array([*meant, np.nan])[codes], values)
     return values
 
 
@@ -204,12 +214,6 @@ def _default(
     for part, value in meanings.items():
         values[[part in word for word in labels[label][at]]] = value
     return values
-
-
-def _columns_for(frame: pd.DataFrame, columns: Columns, dimension: str) -> list[str]:
-    """The table's columns that hold a dimension: ours first, then other people's names of it."""
-    names = [dimension, *(theirs for theirs, ours in columns.synonyms.items() if ours == dimension)]
-    return [name for name in names if name in frame.columns]
 
 
 def alike(ops: Sequence[Op]) -> Iterator[tuple[np.ndarray, Op, str]]:

@@ -2,8 +2,8 @@
 
 Only what `views.toml` lists can be asked, each value checked by its kind, so that no value becomes
 an option and no option writes a file. Kinds: `whole`, `number`, `choice`, `flag`, `text` (numbers
-and names), `words` (several of them, separated by spaces), `name` (a model, device or system, or a
-file that was dropped), `file`, `times` (NAME=NUMBER, separated by spaces).
+and names), `formula` (of fields), `words` (several of them, separated by spaces), `name` (a model,
+device or system, or a file that was dropped), `file`, `times` (NAME=NUMBER, separated by spaces).
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hybridperf.fields import fields_of
+from hybridperf.fields.registry import shipped_words
 from hybridperf.io import InputError
 
 _TEXT = re.compile(r"[\w.,:+*/= -]{0,200}")
+_FORMULA = re.compile(r"[\w.,+*/%=<>!() -]{0,200}")
 _WORD = re.compile(r"[\w.+-]{1,80}")
 _FILE = "file:"  # before the id of one that was dropped
 Found = Callable[[str], tuple[Path, str]]
@@ -29,13 +32,13 @@ Found = Callable[[str], tuple[Path, str]]
 
 @functools.cache
 def views() -> dict[str, Any]:
-    """The page's views by name, as `views.toml` has them, with what it names once written out."""
+    """The page's views by name, as `views.toml` has them, their fields with what it leaves to the
+    registry of fields.
+    """
     found = tomllib.loads(resources.files(__package__).joinpath("views.toml").read_text())
-    shared = found.pop("choices")
     for view in found.values():
-        for field in view["fields"]:
-            first = field.get("choices", [""])[0]
-            field["choices"] = shared[first[1:]] if first[:1] == "@" else field.get("choices", [])
+        columns = view.pop("columns", "")
+        view["fields"] = [{"choices": [], **_input(columns, one)} for one in view["fields"]]
         for asked in view["questions"].values():
             asked["fields"] = [
                 field["name"]
@@ -44,6 +47,23 @@ def views() -> dict[str, Any]:
                 and {field["name"], f"@{field.get('group', 'main')}"} & {*asked["fields"]}
             ]
     return found
+
+
+def _input(columns: str, field: dict[str, Any]) -> dict[str, Any]:
+    """A field of a view, with what it does not say of the column that it is named as."""
+    if "words_from" in field:
+        field = {**field, "choices": shipped_words(**field.pop("words_from"))}
+    call = fields_of(columns).called(field["name"]) if columns else None
+    if call is None:
+        return field
+    known, found = call[0], dict[str, Any]()
+    if known.unit:
+        found["unit"] = known.unit
+    if known.legal:
+        found |= {"kind": "choice", "choices": known.legal.split(", ")}
+    elif known.kind in ("whole", "number"):
+        found |= {"kind": known.kind, "least": int(known.minimum)}
+    return found | field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +113,7 @@ def question(view: str, name: str, values: Mapping[str, Any], found: Found) -> Q
                 names += [(here, theirs), (Path(here).name, theirs)]
             arguments += _argument(field, here)
             typed += _argument(field, theirs)
-    typed += asked.get("options", [])
+    typed += [*asked.get("options", []), *asked.get("typed", [])]
     arguments += asked.get("options", [])
     return Question(arguments, typed, asked["process"], asked.get("folder", ""), tuple(names))
 
@@ -145,7 +165,8 @@ def _words(field: Mapping[str, Any], value: Any, found: Found) -> list[tuple[str
         return [(str(path), name)]
     if kind == "file":
         raise InputError(f"expected a file in {label}, got {text!r}; drop one")
-    return [(_plain(text, _WORD if kind == "name" else _TEXT, label),) * 2]
+    pattern = {"name": _WORD, "formula": _FORMULA}.get(kind, _TEXT)
+    return [(_plain(text, pattern, label),) * 2]
 
 
 def _plain(text: str, pattern: re.Pattern[str], label: str) -> str:

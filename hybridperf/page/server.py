@@ -43,6 +43,7 @@ from hybridperf.report import answer_page
 HOST = "127.0.0.1"
 _MOST_QUESTION_BYTES = 1 << 16
 _LINES = "application/x-ndjson"
+_NO_TEXT = {".png", ".parquet"}
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _FIRST = (("step", "step"), ("serving", "serve"))  # of those that answer other views, too
 _HEADERS = {
@@ -192,12 +193,16 @@ async def _answers(answerer: Answerer, asked: Question) -> AsyncGenerator[dict[s
     """The words to copy, then what the program says; files that it wrote as text."""
     yield {"command": asked.command, "python": asked.python}
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder:
-        more = [f"{asked.folder_option}={folder}"] if asked.folder_option else []
+        more = [asked.folder_option.format(folder)] if asked.folder_option else []
         async with contextlib.aclosing(answerer.ask([*asked.arguments, *more])) as lines:
             async for said in lines:
                 if more and "answer" in said:
                     files = sorted(one for one in Path(folder).rglob("*") if one.is_file())
-                    said["files"] = {one.name: one.read_text(errors="replace") for one in files}
+                    said["files"] = {
+                        one.name: one.read_text(errors="replace")
+                        for one in files
+                        if one.suffix not in _NO_TEXT
+                    }
                 yield said
 
 

@@ -25,7 +25,7 @@ from hybridperf.io import plain, replacing
 
 PAGE_SCHEMA_VERSION = 3
 _FRONT = resources.files("hybridperf") / "page" / "front"
-_MODULES = ("units", "parts", "draw", "answer")  # each after those that it imports
+_MODULES = ("units", "parts", "draw", "grid", "answer")  # each after those that it imports
 _IMPORT = re.compile(r'^import (?:\* as )?(.+?) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const) (\w+))", re.MULTILINE)
 _SHOW = (

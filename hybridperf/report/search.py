@@ -26,6 +26,7 @@ _KNOBS: dict[str, Callable[[Any], Any]] = {
     "max": lambda knob: _number(knob.most),
     "at": lambda knob: knob.at,
     "elasticity": lambda knob: f"{knob.elasticity:+.3f}",
+    "% per 1 % more bound": lambda knob: f"{knob.bound_multiplier:+.3f}" if knob.at else "",
 }
 _ACTIVE: dict[str, Callable[[ActiveConstraint], Any]] = {
     "active constraint": lambda one: one.name,
@@ -63,7 +64,8 @@ def search_report(result: SearchResult) -> str:
     lines += [f"note: {note}" for note in result.notes]
     if result.relaxed_objective is not None:
         lines.append(f"(without whole numbers {result.relaxed_objective:.6g})")
-    lines += ["", items_table(result.knobs, _KNOBS), "", _ELASTICITY]
+    lines += [f"{name}: {value}" for name, value in result.choices.items()]
+    lines += ["", items_table(result.knobs, _KNOBS), "", _ELASTICITY] if result.knobs else []
     lines += [
         f"{name}: any value from {_number(low)} to {_number(high)} does"
         for name, (low, high) in result.plateaus.items()

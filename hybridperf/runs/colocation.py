@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from hybridperf.fields.columns import read_small_table, read_whole
 from hybridperf.io import InputError, Numbers, number_columns
 
 MEASURED = "together_s"
@@ -74,7 +75,7 @@ def read_groups(frame: pd.DataFrame) -> list[Group]:
         InputError: no group, no resource, seconds that are none, a task quicker than its busiest
             resource.
     """
-    known = {"alone_s", MEASURED}
+    frame, known = read_whole(frame, "tasks"), {"alone_s", MEASURED}
     resources = [name for name in frame if str(name).endswith("_s") and name not in known]
     if "group" not in frame or not resources or not len(frame):
         raise InputError(
@@ -83,11 +84,8 @@ def read_groups(frame: pd.DataFrame) -> list[Group]:
         )
     if frame["group"].isna().any():
         raise InputError("expected a group for each task, got an empty cell; fill it in")
-    numbers = number_columns(
-        frame, dict.fromkeys(resources, Numbers()) | dict.fromkeys(known, Numbers(needed=False)),
-        "task",
-    )  # fmt: skip
-    numbers, told = numbers[resources], numbers.reindex(columns=sorted(known))
+    numbers = number_columns(frame, dict.fromkeys(resources, Numbers()), "task")
+    told = read_small_table(frame, "tasks").reindex(columns=sorted(known)).astype(float)
     if (numbers.sum(axis=1) <= 0).any():
         raise InputError("expected tasks that need some resource, got one of 0 s; leave it out")
     alone_s = told["alone_s"].fillna(numbers.sum(axis=1))

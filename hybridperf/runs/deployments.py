@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.pareto import undominated
 from hybridperf.engine.step_features import StepParts
 from hybridperf.engine.step_times import StepTimes
-from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import ServingEffects

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.io import InputError, shipped_toml, unknown
-from hybridperf.io.namespace import Array
+from hybridperf.io.namespace import Array, array_module
 from hybridperf.training.plans.economy import DAY_S
 
 JOB = "job"  # in place of all components
@@ -109,7 +109,7 @@ def job_rate(parts: Mapping[str, Component], logs: Mapping[str, Array] | None = 
         for name, one in parts.items()
     }
     total: Array = sum(rates.values())
-    safe = np.maximum(total, 1e-30)
+    safe = array_module(total).maximum(total, 1e-30)
     broken: Array = sum(rates[name] * one.broken for name, one in parts.items())
     survived: Array = sum(rates[name] * one.survived for name, one in parts.items())
     return JobRate(total, broken / safe, survived / safe)

@@ -46,7 +46,9 @@ from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.runs.queues import erlang_b_between
 
 _NEVER_PER_S = 1e-18  # a rate of zero: one failure in thirty thousand million years
-_HOPELESS = 40.0  # failures expected in what none may interrupt: never done, whatever the number
+# failures expected in what none may interrupt: never done, whatever the number; in float64, and in
+# float32, where squares of their powers of e are divided by
+_HOPELESS = {8: 40.0, 4: 18.0}
 _LEAST_WAY = 1e-9  # chance that a failure falls back on storage, where all survive in memory
 
 
@@ -119,14 +121,14 @@ def goodput(cycle: FailureCycle) -> Goodput:
     module = array_module(*given)
     c = FailureCycle(*given)
     rate = module.maximum(c.failures_per_s, _NEVER_PER_S)
-    n = c.checkpoints_per_write
+    n, hopeless = c.checkpoints_per_write, _HOPELESS[module.result_type(*given).itemsize]
     useful_s, stalls = c.interval_s, c.stalls_per_s * c.interval_s
     evaluation_s = c.evaluation_share * useful_s
     pause_s = c.checkpoint_s + c.write_s / n
     exponent = rate * (useful_s + evaluation_s + pause_s) - stalls * module.expm1(-rate * c.stall_s)
-    exponent = module.minimum(exponent, _HOPELESS)
+    exponent = module.minimum(exponent, hopeless)
     # recovery: lie for detection, then try to restart until nothing fails meanwhile
-    hurry = module.minimum(rate * c.restart_s, _HOPELESS)
+    hurry = module.minimum(rate * c.restart_s, hopeless)
     storage_tries, storage_tries_s = module.exp(hurry), module.expm1(hurry) / rate
     lost = -module.expm1(-rate * c.memory_restart_s)  # chance that a restart from memory fails
     again = 1.0 - lost * c.survived
@@ -134,10 +136,11 @@ def goodput(cycle: FailureCycle) -> Goodput:
     memory_tries_s = (lost / rate + lost * (1.0 - c.survived) * storage_tries_s) / again
     stays = (1.0 - lost) / again  # the copy in memory outlasts the restart
     way = module.maximum(1.0 - c.survived * stays, _LEAST_WAY)
-    grown = module.expm1(n * module.log1p(way * module.expm1(exponent)))
+    grown = module.expm1(module.minimum(n * module.log1p(way * module.expm1(exponent)), hopeless))
     running_s = grown / (rate * way)
     stopped = -module.expm1(-c.planned_per_s * running_s)
-    running_s = running_s / (stopped + (1.0 - stopped) * module.exp(-rate * way * c.lag_s))
+    late = module.minimum(rate * way * c.lag_s, hopeless)
+    running_s = running_s / (stopped + (1.0 - stopped) * module.exp(-late))
     fails = rate * running_s  # while training, of a block
     tries = c.survived * memory_tries + (1.0 - c.survived) * storage_tries
     tries_s = c.survived * memory_tries_s + (1.0 - c.survived) * storage_tries_s

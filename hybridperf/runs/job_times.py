@@ -21,17 +21,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import ABOVE_ZERO, InputError, Numbers, number_columns
+from hybridperf.fields import fields_of
+from hybridperf.fields.columns import read_small_table
+from hybridperf.io import InputError
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.workloads.transformer import load_shape
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
-_COUNT = Numbers(1, whole=True)
-_COLUMNS = {
-    "arrival_s": Numbers(), "batch": _COUNT, "steps": ABOVE_ZERO,
-    "gpus": _COUNT._replace(needed=False), "max_batch": _COUNT._replace(needed=False),
-    "noise_scale": Numbers(needed=False),
-}  # fmt: skip
+_FIELDS = fields_of("jobs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,18 +81,19 @@ class JobTimes:
 
 
 def read_training_jobs(frame: pd.DataFrame) -> list[TrainingJob]:
-    """Jobs of a table: name, arrival_s, model, batch, steps; also gpus, max_batch, noise_scale.
+    """Jobs of a table with the fields `jobs` of `fields/tables.toml`.
 
     Jobs of a model that is not known carry a note; `InputError` where there are no others.
     """
-    numbers = number_columns(frame, _COLUMNS, "job", ("name", "model"))
-    if "max_batch" in numbers and (small := numbers["max_batch"] < numbers["batch"]).any():
+    frame = read_small_table(frame, "jobs")
+    if "max_batch" in frame and (small := frame["max_batch"] < frame["batch"]).any():
         at = int(np.flatnonzero(small)[0])
         raise InputError(
             f"expected max_batch of batch or more in job {at + 1}, got"
-            f" {numbers['max_batch'].iloc[at]:g} for {numbers['batch'].iloc[at]:g}; mend it"
+            f" {frame['max_batch'].iloc[at]:g} for {frame['batch'].iloc[at]:g}; mend it"
         )
-    jobs = []
+    jobs, texts = [], ("name", "model")
+    numbers = frame[[one.name for one in _FIELDS if one.name in frame and one.name not in texts]]
     for name, model, row in zip(
         frame["name"], frame["model"].astype(str), numbers.to_dict("records"), strict=True
     ):
@@ -105,7 +103,7 @@ def read_training_jobs(frame: pd.DataFrame) -> list[TrainingJob]:
         except InputError as error:
             note = str(error)
         given: dict[str, Any] = {
-            column: int(value) if _COLUMNS[column].whole else value
+            str(column): int(value) if _FIELDS[str(column)].kind == "whole" else value
             for column, value in row.items() if not math.isnan(value)
         }  # fmt: skip
         jobs.append(TrainingJob(str(name), model=model, note=note, **given))

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import ANY_NUMBER, InputError, number_columns
+from hybridperf.fields.columns import read_small_table, read_whole
+from hybridperf.io import InputError
 from hybridperf.model.serving_effects import ServingEffects
 from hybridperf.runs.batching import Engine, Link, serve
 from hybridperf.runs.deployment_latency import Question
@@ -33,6 +34,7 @@ def recorded(frame: pd.DataFrame, trace: str = "") -> Requests:
     Raises:
         InputError: a column is missing, several traces and none is named, no request.
     """
+    frame = read_whole(frame, "requests")
     if "trace" in frame:
         known = sorted(map(str, frame["trace"].dropna().unique()))
         if trace not in known and (trace or len(known) > 1):
@@ -40,8 +42,7 @@ def recorded(frame: pd.DataFrame, trace: str = "") -> Requests:
         frame = frame[frame["trace"] == trace] if trace else frame
     elif trace:
         raise InputError(f"expected a column trace with --trace {trace}, got none; leave it out")
-    numbers = number_columns(frame, dict.fromkeys(COLUMNS, ANY_NUMBER), "request")
-    return arriving(*numbers.to_numpy().T)
+    return arriving(*read_small_table(frame, "requests")[[*COLUMNS]].to_numpy(float).T)
 
 
 def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -> Served:

@@ -32,8 +32,10 @@ from hybridperf.collectives.traffic import bus_factor
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
+from hybridperf.fields import fields_of
+from hybridperf.fields.columns import read_small_table
 from hybridperf.hardware.topology import Topology
-from hybridperf.io import ABOVE_ZERO, InputError, Numbers, number_columns
+from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds
 from hybridperf.model.price import price
@@ -281,14 +283,11 @@ def place_stream(placer: Placer, jobs: Sequence[PlacedJob], policy: str) -> Plac
 
 
 def read_placed_jobs(frame: pd.DataFrame, topology: Topology) -> list[PlacedJob]:
-    """Jobs of a table with columns name, arrival_s, gpus, steps, compute_s, all_reduce_bytes."""
-    columns = {
-        "arrival_s": Numbers(), "gpus": Numbers(1, topology.gpus, whole=True),
-        "steps": ABOVE_ZERO, "compute_s": ABOVE_ZERO, "all_reduce_bytes": Numbers(),
-    }  # fmt: skip
-    numbers = number_columns(frame, columns, "job", ("name",)).assign(job=frame["name"].astype(str))
+    """Jobs of a table with the fields `placed_jobs` of `fields/tables.toml`."""
+    read = read_small_table(frame, "placed_jobs", {"gpus": topology.gpus})
+    numbers = read[[*fields_of("placed_jobs").by_name]].astype({"name": str})
     return [
-        PlacedJob(row.job, row.arrival_s, int(row.gpus), row.steps,
+        PlacedJob(row.name, row.arrival_s, int(row.gpus), row.steps,
                   PlacedStep(row.compute_s, row.all_reduce_bytes))
         for row in numbers.sort_values("arrival_s", kind="stable").itertuples()
     ]  # fmt: skip

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import ANY_NUMBER, InputError, Numbers, number_columns
+from hybridperf.fields.columns import read_small_table
+from hybridperf.io import InputError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +143,8 @@ def _by_cost(usd: Sequence[float], most: int) -> Iterator[tuple[float, tuple[int
 
 def read_types(frame: pd.DataFrame) -> list[InstanceType]:
     """Of a table with the fields of `InstanceType` as columns, a row each."""
-    columns = dict.fromkeys(("usd_per_hour", "fixed_s", "each_s"), Numbers())
-    numbers = number_columns(frame, columns, "instance", ("name",))
-    names = frame["name"].astype(str)
+    frame = read_small_table(frame, "instances")
+    names, numbers = frame["name"].astype(str), frame[["usd_per_hour", "fixed_s", "each_s"]]
     if names.duplicated().any():
         twice = names[names.duplicated()].iloc[0]
         raise InputError(
@@ -160,9 +160,7 @@ def read_types(frame: pd.DataFrame) -> list[InstanceType]:
 
 def read_requests(frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Rising arrivals and sizes of a table with columns arrival_s and size."""
-    columns = {"arrival_s": ANY_NUMBER, "size": Numbers()}
-    both = number_columns(frame, columns, "request")
-    both = both.sort_values("arrival_s")
+    both = read_small_table(frame, "pool_requests").sort_values("arrival_s")
     return both["arrival_s"].to_numpy(), both["size"].to_numpy()
 
 

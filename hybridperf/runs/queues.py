@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.special
 from scipy.optimize import brentq
@@ -38,6 +39,7 @@ _STEPS, _FEW = 7, 1e-3  # to a root: within 1e-6 of it; in place of nothing
 _NODES, _WEIGHTS = (0.5 * one for one in np.polynomial.legendre.leggauss(20))
 _NODES = _NODES + 0.5
 _FALLEN, _MOST_LOG = 36.0, 80.0  # logs; a wait that no engine has, in float32, too
+_REACH, _POINTS = 4.5, 91  # of the trapezoidal rule
 _SMALL = 1e-6  # below which (1 - exp(-x)) / x is taken as 1 - x / 2
 
 
@@ -60,20 +62,44 @@ def erlang_b_between(places: Array, load: Array) -> Array:
 
     A ratio of Poisson's law: B(k, a) = a^k e^-a / Gamma(k + 1, a). Where the load is far above the
     places both vanish; their ratio is Legendre's continued fraction of the incomplete gamma
-    function (Abramowitz and Stegun, 6.5.31).
+    function (Abramowitz and Stegun, 6.5.31). In JAX, whose incomplete gamma function has no second
+    slope, it is the integral (Jagerman, Bell System Technical Journal 1974)
+
+        1 / B = integral over t from 0 of e^-t (1 + t / a)^k
+
+    by the trapezoidal rule over log t, which converges exponentially.
     """
     module = array_module(places, load)
-    k, a = (floats(places), floats(load)) if module is np else (places, load)
-    a, of = module.maximum(a, 1e-30), scipy.special if module is np else jax.scipy.special
-    far = a > k + _FAR * (1.0 + module.sqrt(a))
-    near_a = module.where(far, k + 1.0, a)
-    log_b = k * module.log(near_a) - near_a - of.gammaln(k + 1.0)
-    near = module.exp(log_b) / module.maximum(of.gammaincc(k + 1.0, near_a), 1e-300)
-    above = module.where(far, a, k + _FAR) - k
+    if module is not np:
+        return _erlang_b_traced(places, module.maximum(load, 1e-30))
+    k, a = floats(places), np.maximum(floats(load), 1e-30)
+    far = a > k + _FAR * (1.0 + np.sqrt(a))
+    near_a = np.where(far, k + 1.0, a)
+    log_b = k * np.log(near_a) - near_a - scipy.special.gammaln(k + 1.0)
+    near = np.exp(log_b) / np.maximum(scipy.special.gammaincc(k + 1.0, near_a), 1e-300)
+    above = np.where(far, a, k + _FAR) - k
     fraction = above + 2.0 * _TERMS
     for n in range(_TERMS, 0, -1):
         fraction = above + 2.0 * (n - 1) + n * (k + 1.0 - n) / fraction
-    return module.where(far, fraction / a, near)
+    return np.where(far, fraction / a, near)
+
+
+def _erlang_b_traced(k: Array, a: Array) -> Array:
+    """Of one k and a, or arrays of them."""
+    k, a = jnp.asarray(k)[..., None], jnp.asarray(a)[..., None]
+    # where t e^-t (1 + t / a)^k is largest, and how wide it is there in log t
+    short = k + 1.0 - a
+    root = jnp.sqrt(short**2 + 4.0 * a)
+    top = jnp.where(
+        short > 0, (short + root) / 2.0, 2.0 * a / jnp.where(short > 0, 1.0, root - short)
+    )
+    wide = 1.0 / jnp.sqrt(top - k * a * top / (a + top) ** 2)
+    middle, wide = jax.lax.stop_gradient((jnp.log(top), wide))
+    z = np.linspace(-_REACH, _REACH, _POINTS)
+    s = middle + wide * np.sinh(z)
+    logs = s - jnp.exp(s) + k * jnp.log1p(jnp.exp(s) / a)
+    weights = wide * np.cosh(z) * (z[1] - z[0])
+    return jnp.exp(-jax.nn.logsumexp(logs, -1, b=weights))
 
 
 def erlang_c(servers: int, busy: Array) -> Array:

@@ -6,6 +6,7 @@ Axes: N rows that can be predicted.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
 from hybridperf.workloads.serving.deployment import ServingMemory, serving_memory
 
 _Engine = tuple[Machine, Deployment]
+_MOST_ENGINES = 8192  # that are kept, about 10 kB each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +126,24 @@ def _sent_s(
     return out
 
 
+@functools.cache
+def _kept() -> dict[tuple[int, str, Deployment], tuple[PerfModel, StepTimes]]:
+    """Steps of engines by machine: parts of a table, and chunks of a sweep, ask the same ones."""
+    return {}
+
+
+def _priced(model: PerfModel, engines: Sequence[Deployment], all_reduce: str) -> list[StepTimes]:
+    """Steps of engines of a machine, those that are new priced together."""
+    keys, kept = [(id(model), all_reduce, one) for one in engines], _kept()
+    if len(kept) + len(keys) > _MOST_ENGINES:
+        kept.clear()
+    new = [one for one, key in zip(engines, keys, strict=True) if key not in kept]
+    found = step_times(model, new, all_reduce) if new else []
+    for one, times in zip(new, found, strict=True):
+        kept[id(model), all_reduce, one] = model, times  # the model stays, so no other has its id
+    return [kept[key][1] for key in keys]
+
+
 def _times(
     rows: Sequence[ServedRow], problems: dict[int, str], load: Callable[[Machine], PerfModel]
 ) -> dict[_Engine, StepTimes]:
@@ -138,7 +158,7 @@ def _times(
     for machine, engines in by_machine.items():
         model = load(machine)
         try:
-            some = step_times(model, [*engines], machine.all_reduce)
+            some = _priced(model, [*engines], machine.all_reduce)
             found |= {(machine, one): times for one, times in zip(engines, some, strict=True)}
         except InputError:  # of one of them: each by itself
             for one in engines:

@@ -25,6 +25,23 @@ _POINT = re.compile(
 )
 
 
+# what texts of published rows say of others of their columns
+_TOLD = {
+    "concurrency": re.compile(r"silicon_concurrency=(\d+)"),
+    "measured": re.compile(r"measured=(\d{4}-\d\d-\d\d)"),
+}
+
+
+def told_in_text(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns concurrency and measured of a published row where any of its texts tells them."""
+    texts = [value for value in values.values() if isinstance(value, str) and "=" in value]
+    found = {
+        name: next((told[1] for text in texts if (told := pattern.search(text))), "")
+        for name, pattern in _TOLD.items()
+    }
+    return {name: word for name, word in found.items() if word}
+
+
 class Engines(NamedTuple):
     """Of one kind: how many, and who shares what of each."""
 
@@ -157,6 +174,18 @@ def settings_of(
 def published(prompt: float, output: float) -> bool:
     """Whether the benchmark sends prompts and answers of such lengths."""
     return [prompt, output] in _published_settings()["lengths"]
+
+
+def has_settings(prompt: float, output: float) -> bool:
+    """Whether `settings_of` may have any of rows of such lengths."""
+    return (prompt, output) in _lengths()
+
+
+@functools.cache
+def _lengths() -> frozenset[tuple[float, float]]:
+    found = _published_settings()
+    every = [found["lengths"], *(rule.get("lengths", []) for rule in found["rule"])]
+    return frozenset((prompt, output) for some in every for prompt, output in some)
 
 
 def _fits(rule: Mapping[str, Any], told: Mapping[str, Any]) -> bool:

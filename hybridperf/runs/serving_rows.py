@@ -25,7 +25,13 @@ from hybridperf.ops.frameworks import serving_framework, serving_frameworks
 from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.runs.serving_machines import Machine, known_names, machine_of
-from hybridperf.runs.serving_published import points_of, published, settings_of
+from hybridperf.runs.serving_published import (
+    has_settings,
+    points_of,
+    published,
+    settings_of,
+    told_in_text,
+)
 from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -41,8 +47,6 @@ UNTOLD_DECODERS, UNTOLD_PREFILLERS = 3.0, 1.0
 # chance that a token which a model's own further head drafts is taken, where nothing tells it: of
 # published rows of DeepSeek that draft three and of such that do not, 2.5 tokens a step
 ACCEPTANCE = 0.7
-_CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
-_MEASURED = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
 _TOO_WIDE = (
     "expected tp_size of 1, 2, 4, 8 or 16, GPUs that split each layer of one engine, got {}, a"
     " total of GPUs: how they are shared out is not told; give tp_size, attention_dp_size,"
@@ -116,15 +120,20 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
     read = read_columns(frame, "serve")
     records = read.frame.to_dict("records")
     seen: dict[tuple, ServedRow] = {}
+    alike: dict[tuple, ServedRow] = {}  # rows that differ in clients and lengths alone
     out = []
     for at, record in enumerate(records):
         values = {str(name): value for name, value in record.items() if not _empty(value)}
-        values["concurrency"] = _clients(values)
-        values.setdefault("measured", _in_text(values, _MEASURED))
+        values = told_in_text(values) | values
+        values.setdefault("concurrency", values.get("batch_size", math.nan))
+        values.setdefault("measured", "")
         told = tuple((name, values[name]) for name in _USED if name in values)
         if told not in seen:
             try:
-                seen[told] = _row(values)
+                said = tuple(one for one in told if one[0] not in _SIZES)
+                seen[told] = _resized(alike.get(said), values)
+                if not _by_sizes(values):
+                    alike[said] = seen[told]
             except InputError as error:
                 seen[told] = ServedRow(refused=str(error))
         out.append(ServedRow(refused=read.refused[at]) if at in read.refused else seen[told])
@@ -132,23 +141,28 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
 
 
 _USED = FIELDS.of("words", "layout")
+_SIZES = ("concurrency", "isl", "osl")
+
+
+def _by_sizes(values: Mapping[str, Any]) -> bool:
+    """Whether more of a row than its sizes depends on them: a benchmark's scripts set it."""
+    lengths = _number(values, "isl"), _number(values, "osl")
+    return _word(values, "mode") == "disagg" or has_settings(*lengths)
+
+
+def _resized(row: ServedRow | None, values: Mapping[str, Any]) -> ServedRow:
+    """A row that says all but its sizes as another one does, from that; None: from its words."""
+    if row is None or _empty(values["concurrency"]) or _by_sizes(values):
+        return _row(values)
+    clients, prompt, output = (_number(values, name) for name in _SIZES)
+    longest = _number(values, "max_model_len", math.inf)
+    if min(clients, prompt, output) < 1 or prompt + output > longest:
+        return _row(values)  # which says what is wrong
+    return dataclasses.replace(row, clients=clients, prompt=prompt, output=output)
 
 
 def _empty(value: Any) -> bool:
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
-
-
-def _clients(values: Mapping[str, Any]) -> Any:
-    if "concurrency" in values:
-        return values["concurrency"]
-    found = _in_text(values, _CONCURRENCY)
-    return float(found) if found else values.get("batch_size", math.nan)
-
-
-def _in_text(values: Mapping[str, Any], pattern: re.Pattern[str]) -> str:
-    """What a text of a row says after a word; empty: no text does."""
-    texts = (value for value in values.values() if isinstance(value, str))
-    return next((found[1] for text in texts if (found := pattern.search(text))), "")
 
 
 def _row(values: Mapping[str, Any]) -> ServedRow:
@@ -166,10 +180,10 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     common: dict[str, Any] = {
         "shape": shape, "framework": framework,
         **_schemes(values, name, habits, machine, framework, bool(shape.experts), notes),
-        "lora_rank": _count(values, "lora_rank", 0, 0),
+        "lora_rank": _count(values, "lora_rank", 0),
         "moe_backend": str(values.get("moe_backend", "")).lower(),
     }  # fmt: skip
-    common |= {"drafted": _count(values, "drafted", 0, 0),
+    common |= {"drafted": _count(values, "drafted", 0),
                "acceptance": _number(values, "acceptance", ACCEPTANCE * ("drafted" in values)),
                "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
     found: dict[str, Any] = {
@@ -200,9 +214,9 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         engine, max_sequences=_count(values, "max_num_seqs", engine.max_sequences),
         moe_backend=str(values.get("moe_backend", "")).lower(),
     )  # fmt: skip
-    if _number(values, "may_draft", 0.0) and "drafted" not in values:
+    if values.get("may_draft") and "drafted" not in values:
         found["drafts_known"] = False
-    if not engine.drafted and (drafted := _count(values, "drafted", 0, 0)):
+    if not engine.drafted and (drafted := _count(values, "drafted", 0)):
         engine = dataclasses.replace(
             engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
         )
@@ -410,19 +424,12 @@ def _text(values: Mapping[str, Any], name: str) -> str:
 
 def _word(values: Mapping[str, Any], name: str) -> str:
     """One of a field's words, "" for nothing."""
-    given = str(values.get(name, "")).lower()
-    found = FIELDS[name].meant(given)
-    if found is None:
-        raise InputError(f"expected a {name} of {FIELDS[name].legal}, got {given!r}")
-    return found
+    return FIELDS[name].word(str(values.get(name, "")).lower())
 
 
-def _count(values: Mapping[str, Any], name: str, default: int = 1, least: int = 1) -> int:
+def _count(values: Mapping[str, Any], name: str, default: int = 1) -> int:
     """A whole number."""
-    found = _number(values, name, float(default))
-    if found != int(found) or found < least:
-        raise InputError(f"expected a whole number of {least} or more in {name}, got {found:g}")
-    return int(found)
+    return FIELDS[name].count(values[name]) if name in values else default
 
 
 def _number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
@@ -433,12 +440,4 @@ def _number(values: Mapping[str, Any], name: str, default: float | None = None) 
             f"expected a number in the column {name}, got none; `hybridperf serve --help` lists"
             " the columns"
         )
-    try:
-        found = float(values[name])
-    except (TypeError, ValueError):
-        given = repr(values[name])
-        raise InputError(f"expected a number of zero or more in {name}, got {given}") from None
-    if not 0 <= found < 1e9:
-        expected = f"expected a number of zero or more in {name}"
-        raise InputError(f"{expected}{' and below 1e9' if found >= 1e9 else ''}, got {found:g}")
-    return found
+    return FIELDS[name].number(values[name])

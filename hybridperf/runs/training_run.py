@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,7 @@ import pandas as pd
 from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.gaussian_process import NINE_OF_TEN
-from hybridperf.runs.failures import JOB, components, facts, job_rate
+from hybridperf.runs.failures import JOB, Component, JobRate, components, facts, job_rate
 from hybridperf.runs.goodput import (
     FailureCycle,
     Goodput,
@@ -123,7 +123,9 @@ class TrainingRun:
         lost: shares of the time by what it goes to (`Goodput`).
         cycle: failures and checkpoints as they were chosen.
         spares: how many nodes wait.
+        words: what runs.
         notes: beliefs, each with its source.
+        step_s: seconds of a step, in the mean.
     """
 
     table: pd.DataFrame
@@ -132,6 +134,7 @@ class TrainingRun:
     spares: int
     words: str
     notes: tuple[str, ...]
+    step_s: float
 
     def row(self, name: str) -> tuple[float, float, float]:
         """(expected, low, high) of one line of the table."""
@@ -151,37 +154,16 @@ def training_run(step: Step, steps: float, settings: RunSettings | None = None) 
         InputError: a number is below its least, or two contradict each other.
     """
     settings = settings or RunSettings()
-    _check(step, steps, settings)
-    told = facts()["beliefs"] | (facts()["by_hand"] if settings.by_hand else {})
-    believed = {name: (one["value"], one["width"]) for name, one in told.items()}
-    believed |= {name: (value, 0.0) for name, value in settings.given.items()}
-    middle = {name: value for name, (value, _) in believed.items()}
-    parts = components(step.gpus, step.nodes, settings.mtbf_s)
-    rate = job_rate(parts)
-    cycle = _cycle(step, settings, middle, rate.per_s, rate.survived)
-    if settings.interval_s is None:
-        free = ("checkpoints_per_write",) if settings.checkpoint == "memory" else ()
-        bounds = {"checkpoints_per_write": (1.0, _MOST_PER_WRITE)} if free else {}
-        cycle = best_interval(cycle, free, bounds, step.step_s * middle["step_longer"])
-    elif settings.interval_s < cycle.lag_s:
-        raise InputError(
-            f"expected an interval of at least the {cycle.lag_s:.3g} s that writing a checkpoint"
-            f" takes, got {settings.interval_s:g} s; give a longer one or faster storage"
-        )
-    waiting = Spares(0.0, middle["repair_s"], rate.broken)
-    count = settings.spares
-    count = best_spares(cycle, waiting, step.nodes) if count is None else count
-    waiting = dataclasses.replace(waiting, count=float(count))
-    found, _ = with_spares(cycle, waiting)
+    told, known = _told(settings), known_of(step, steps, settings)
+    found, expected = expected_of(step, steps, settings, known)
     if float(found.useful) < 1e-3:
         raise InputError(
             f"expected a run that gets on, got {float(found.useful):.1e} of its time useful with"
-            f" {float(rate.per_s) * DAY_S:.3g} failures a day; give rarer failures, shorter"
-            " restarts or faster checkpoints"
+            f" {float(known.cycle.failures_per_s) * DAY_S:.3g} failures a day; give rarer failures,"
+            " shorter restarts or faster checkpoints"
         )
-    useful_s = steps * step.step_s * middle["step_longer"] + settings.warmup_s
-    expected = _totals(step, useful_s, found, count, middle["kg_co2_per_kwh"])
-    draws = _draws(step, steps, settings, believed, parts, cycle, waiting, useful_s, found)
+    middle, count = known.middle, int(known.spares.count)
+    draws = _draws(step, steps, settings, known, found)
     table = pd.DataFrame([
         {"what": name, "expected": float(value),
          "low": min(float(value), float(np.quantile(draws[name], 0.05))),
@@ -203,11 +185,59 @@ def training_run(step: Step, steps: float, settings: RunSettings | None = None) 
     if step.economy is not None:
         notes += step.economy.notes
     lost = {name: float(share) for name, share in found.shares().items()}
-    return TrainingRun(table, lost, cycle, count, step.words, tuple(notes))
+    return TrainingRun(table, lost, known.cycle, count, step.words, tuple(notes), step.step_s)
 
 
-def _cycle(
-    step: Step, settings: RunSettings, known: Mapping[str, Any], rate: Any, survived: Any
+class Known(NamedTuple):
+    """What a run goes by: beliefs, and what was chosen at their medians."""
+
+    middle: Mapping[str, Any]  # beliefs' medians
+    parts: Mapping[str, Component]  # by which it fails
+    cycle: FailureCycle
+    spares: Spares
+
+
+def _told(settings: RunSettings) -> dict[str, Any]:
+    """Beliefs that nobody gave a value for and others, with their sources."""
+    return facts()["beliefs"] | (facts()["by_hand"] if settings.by_hand else {})
+
+
+def known_of(step: Step, steps: float, settings: RunSettings) -> Known:
+    """Failures, the interval between checkpoints and the spares of a run; `InputError` for what
+    cannot be.
+    """
+    _check(step, steps, settings)
+    middle = {name: one["value"] for name, one in _told(settings).items()} | dict(settings.given)
+    parts = components(step.gpus, step.nodes, settings.mtbf_s)
+    rate = job_rate(parts)
+    cycle = cycle_of(step, settings, middle, rate)
+    if settings.interval_s is None:
+        free = ("checkpoints_per_write",) if settings.checkpoint == "memory" else ()
+        bounds = {"checkpoints_per_write": (1.0, _MOST_PER_WRITE)} if free else {}
+        cycle = best_interval(cycle, free, bounds, step.step_s * middle["step_longer"])
+    elif settings.interval_s < cycle.lag_s:
+        raise InputError(
+            f"expected an interval of at least the {cycle.lag_s:.3g} s that writing a checkpoint"
+            f" takes, got {settings.interval_s:g} s; give a longer one or faster storage"
+        )
+    waiting = Spares(0.0, middle["repair_s"], rate.broken)
+    count = settings.spares
+    count = best_spares(cycle, waiting, step.nodes) if count is None else count
+    return Known(middle, parts, cycle, dataclasses.replace(waiting, count=float(count)))
+
+
+def expected_of(
+    step: Step, steps: Any, settings: RunSettings, known: Known
+) -> tuple[Goodput, dict[str, Any]]:
+    """Where the time of a run goes, and what it takes in the mean; numbers may be traced."""
+    found, _ = with_spares(known.cycle, known.spares)
+    useful_s = steps * step.step_s * known.middle["step_longer"] + settings.warmup_s
+    of_kwh = known.middle["kg_co2_per_kwh"]
+    return found, _totals(step, useful_s, found, known.spares.count, of_kwh)
+
+
+def cycle_of(
+    step: Step, settings: RunSettings, known: Mapping[str, Any], rate: JobRate
 ) -> FailureCycle:  # fmt: skip
     """What bytes and bandwidths make of checkpoints and restarts."""
     write_s = step.state_bytes / (step.nodes * known["storage_bytes_per_s_per_node"])
@@ -215,13 +245,13 @@ def _cycle(
     memory = settings.checkpoint == "memory"
     behind = settings.checkpoint != "sync"
     return FailureCycle(
-        failures_per_s=rate,
-        interval_s=settings.interval_s or 1.0,
+        failures_per_s=rate.per_s,
+        interval_s=1.0 if settings.interval_s is None else settings.interval_s,
         checkpoint_s=copy_s if behind else write_s,
         detection_s=known["detection_s"],
         restart_s=known["restart_s"] + write_s,
         lag_s=write_s if behind else 0.0,
-        survived=survived if memory else 0.0,
+        survived=rate.survived if memory else 0.0,
         memory_restart_s=known["restart_s"] + copy_s,
         checkpoints_per_write=8.0 if memory else 1.0,
         planned_per_s=known["planned_per_day"] / DAY_S,
@@ -233,10 +263,13 @@ def _cycle(
 
 
 def _draws(
-    step: Step, steps: float, settings: RunSettings, believed: Mapping[str, tuple[float, float]],
-    parts: Mapping[str, Any], chosen: FailureCycle, spares: Spares, useful_s: float, found: Goodput,
-) -> dict[str, Any]:  # fmt: skip
+    step: Step, steps: float, settings: RunSettings, at: Known, found: Goodput
+) -> dict[str, Any]:
     """What the run takes in draws of all that is not known [D]; fixed seed."""
+    believed = {name: (one["value"], one["width"]) for name, one in _told(settings).items()}
+    believed |= {name: (value, 0.0) for name, value in settings.given.items()}
+    parts, chosen, spares = at.parts, at.cycle, at.spares
+    useful_s = steps * step.step_s * at.middle["step_longer"] + settings.warmup_s
     rng = np.random.default_rng(0)
     known = {
         name: value * np.exp(width * rng.standard_normal(_DRAWS))
@@ -246,8 +279,9 @@ def _draws(
     rate = job_rate(parts, logs)
     count = float(rate.per_s.mean() * useful_s / found.useful)
     met = rng.poisson(count, _DRAWS) / max(count, 1e-9) if count < 1e6 else 1.0
+    rate_met = dataclasses.replace(rate, per_s=rate.per_s * np.maximum(met, 1e-3))
     cycle = dataclasses.replace(
-        _cycle(step, settings, known, rate.per_s * np.maximum(met, 1e-3), rate.survived),
+        cycle_of(step, settings, known, rate_met),
         interval_s=chosen.interval_s, checkpoints_per_write=chosen.checkpoints_per_write,
     )  # fmt: skip
     waiting = Spares(spares.count, known["repair_s"], rate.broken)

@@ -20,8 +20,9 @@ from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.prediction import predict
 from hybridperf.engine.unlike import UnlikeStep, Worker, unlike
 from hybridperf.engine.workload import Workload
+from hybridperf.fields.columns import read_small_table
 from hybridperf.hardware import load_system
-from hybridperf.io import ABOVE_ZERO, InputError, number_columns
+from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.runs.updates import best_shares, updates_per_s
 from hybridperf.training.steps.memory_fit import USABLE
@@ -152,14 +153,12 @@ def _step(
 
 
 def _read(workers: pd.DataFrame) -> tuple[list[str], np.ndarray]:
-    numbers = number_columns(
-        workers, {"slower": ABOVE_ZERO._replace(needed=False)}, "worker", ("device",)
-    )
+    workers = read_small_table(workers, "workers")
     if len(workers) > MOST_WORKERS:
         raise InputError(
             f"expected at most {MOST_WORKERS} workers, got {len(workers)}; give one of each kind"
         )
     if workers["device"].isna().any():
         raise InputError("expected a device of each worker, got an empty one; mend the table")
-    slower = numbers.reindex(columns=["slower"])["slower"].fillna(1.0)
+    slower = workers.reindex(columns=["slower"])["slower"].fillna(1.0)
     return workers["device"].astype(str).tolist(), slower.to_numpy()

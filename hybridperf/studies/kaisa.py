@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from hybridperf.explore.sweeps.front import undominated
+from hybridperf.engine.pareto import undominated
 from hybridperf.io import InputError, shipped_toml
 from hybridperf.workloads.transformer.shape import TransformerShape
 

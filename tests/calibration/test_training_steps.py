@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hybridperf_calibration.training_steps import dlrm, gpt, run
+from hybridperf_calibration.training_steps.own import measure_own
 
 SMALL_DLRM = dlrm.DlrmConfig(
     batch=16,
@@ -150,6 +151,21 @@ def test_measure_step() -> None:
     assert measured.repeats == 15
     assert 0 < measured.least_s <= measured.time_s <= measured.median_s < measured.first_call_s
     assert np.isfinite(measured.last_loss)
+
+
+def test_a_step_of_ones_own_is_timed_and_its_arguments_stay() -> None:
+    calls = []
+
+    def step(weights: jax.Array, x: jax.Array) -> jax.Array:
+        calls.append(weights)
+        return weights - 1e-3 * (x.T @ (x @ weights))
+
+    weights, x = jnp.eye(64), jnp.ones((96, 64))
+    found = measure_own(step, weights, x, donate_argnums=(0,), rounds=2)
+    assert len(calls) == 1  # traced once, whatever the number of calls
+    assert found.repeats >= 10
+    assert 0 < found.least_s <= found.time_s < 0.1
+    np.testing.assert_array_equal(weights, np.eye(64))
 
 
 def test_program_measures_and_pins(tmp_path) -> None:

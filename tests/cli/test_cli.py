@@ -327,7 +327,7 @@ def test_some_rows_unpredicted_is_status_3_and_loses_no_row(run, rows, tmp_path)
     [
         (lambda d: d.drop(columns="time_s"), "time_s"),
         (lambda d: d.drop(columns="k").assign(kk=1), "'k' (did you mean 'kk'?)"),
-        (lambda d: d.rename(columns={"op": "Op"}), "'op'"),
+        (lambda d: d.rename(columns={"op": "what"}), "'op'"),
         (lambda d: d.assign(time_s=-1.0), "above zero"),
         (lambda d: d.assign(time_s=[float("nan")] + [1.0] * 59), "row 1"),
         (lambda d: d.assign(time_s="fast"), "above zero"),

@@ -9,8 +9,8 @@ import pytest
 from hybridperf.explore.searches import run as search_run
 from hybridperf.explore.searches.run import search
 from hybridperf.explore.searches.spec import SHIPPED, read_search
-from hybridperf.explore.sweeps.expression import parse
 from hybridperf.io import InputError
+from hybridperf.io.expression import parse
 
 PARAMETERS = {"x": {"min": 1, "max": 100}, "y": {"min": 1, "max": 100}, "most": 50}
 KNOBS = {"x": PARAMETERS["x"], "y": PARAMETERS["y"]}

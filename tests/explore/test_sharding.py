@@ -617,7 +617,7 @@ def test_a_wrong_file_is_refused_by_the_tables_name(
             "alpha",
             "0.9",
             (
-                "column 'alpha' is not read, the exponent of Zipf access is called 'exponent';"
+                "column 'alpha' is not read: the exponent of Zipf access is called 'exponent';"
                 " rename or drop it"
             ),
         ),
@@ -625,11 +625,11 @@ def test_a_wrong_file_is_refused_by_the_tables_name(
             "Zipf",
             "0.9",
             (
-                "column 'Zipf' is not read, the exponent of Zipf access is called 'exponent';"
+                "column 'Zipf' is not read: the exponent of Zipf access is called 'exponent';"
                 " rename or drop it"
             ),
         ),
-        ("exponant", "0.9", "unknown column 'exponant' (did you mean 'exponent'?)"),
+        ("exponant", "0.9", "got 'exponant' (did you mean 'exponent'?)"),
         ("shift", "5", "table a: expected an exponent with the shift, got none"),
         (
             "exponent,rf_0",

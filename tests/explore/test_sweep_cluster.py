@@ -14,6 +14,7 @@ import hybridperf as hp
 from hybridperf.explore.sweeps import cluster
 from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.io import InputError
+from hybridperf.io import workers as workers_of_dask
 
 SPEC = {
     "chunk": 50,
@@ -39,7 +40,7 @@ def test_without_dask_it_is_refused(refused, tmp_path, monkeypatch):
 
 def test_a_scheduler_that_is_not_there(tmp_path, monkeypatch):
     pytest.importorskip("distributed", reason="Dask is not installed (extra `distributed`)")
-    monkeypatch.setattr(cluster, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(workers_of_dask, "_PATIENCE_S", 0.5)
     with pytest.raises(InputError, match="no Dask scheduler answers at tcp://127"):
         hp.sweep(SPEC, tmp_path / "out.parquet", scheduler="tcp://127.0.0.1:9", quiet=True)
 
@@ -48,7 +49,7 @@ def test_two_workers_give_the_same_bytes_though_one_is_killed(tmp_path, monkeypa
     pytest.importorskip("distributed", reason="Dask is not installed (extra `distributed`)")
     alone = hp.sweep(SPEC, tmp_path / "alone.parquet", top=5, quiet=True)
     killed = []
-    started = cluster._client
+    started = workers_of_dask._client
 
     class Watched:
         """The cluster's client, one of whose workers is killed while it works."""
@@ -73,7 +74,7 @@ def test_two_workers_give_the_same_bytes_though_one_is_killed(tmp_path, monkeypa
         def __exit__(self, *error):
             return self._inner.__exit__(*error)
 
-    monkeypatch.setattr(cluster, "_client", Watched)
+    monkeypatch.setattr(workers_of_dask, "_client", Watched)
     shared = hp.sweep(SPEC, tmp_path / "shared.parquet", top=5, workers=2, quiet=True)
     assert killed
     assert shared.computed == shared.points == 1500

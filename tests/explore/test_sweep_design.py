@@ -9,9 +9,9 @@ import pytest
 
 from hybridperf.explore.sweeps.chunk import bounds, check_not_empty, chunks, points
 from hybridperf.explore.sweeps.design import Design, JointAxis, ListAxis, SampledRange
-from hybridperf.explore.sweeps.expression import parse
 from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.io import InputError
+from hybridperf.io.expression import parse
 
 COLLECTIVES = {"kind": "collectives", "model": "dgx_a100"}
 THREE = {"collective": "all_reduce", "bytes": 1024, "n_gpus": 2}

@@ -228,7 +228,7 @@ def test_rows_keep_order_and_bad_ones_say_why(fitted: PerfModel) -> None:
         (gemms([0.0, -1.0]), "no row of the table can be read"),
         (gemms([1.0]).drop(columns="k"), "column 'k'"),
         (gemms([1.0]).drop(columns="dtype"), "column 'dtype'"),
-        (gemms([1.0]).rename(columns={"op": "opp"}), "did you mean 'opp'"),
+        (gemms([1.0]).rename(columns={"op": "opp"}), "did you mean 'op'"),
         (gemms([]), "no rows"),
     ],
 )

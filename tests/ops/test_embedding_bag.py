@@ -231,7 +231,7 @@ def test_unknown_words_are_refused() -> None:
         "dim": 8,
     }
     parsed = parse_ops(pd.DataFrame([{**row, "optimizer": "adam"}, row]), load_device("here"))
-    known = "those of embedding tables are sgd, adagrad, rowwise_adagrad"
+    known = "known are sgd, adagrad, rowwise_adagrad"
     assert parsed.problem[0].startswith("embedding_bag_backward: unknown optimizer 'adam'")
     assert parsed.problem[0].endswith(known)
     with pytest.raises(InputError, match="unknown duplicates 'lost'"):

@@ -301,7 +301,8 @@ def test_flags_may_be_words() -> None:
     ).parts
     assert part.op.causal.tolist() == [1, 0, 1]
     wrong = parse([{**gemm, "ta": "Q"}, {**gemm, "m": "T"}, gemm])
-    assert [bool(problem) for problem in wrong.problem] == [False, True, False]
+    assert [bool(problem) for problem in wrong.problem] == [True, True, False]
+    assert wrong.problem[0].startswith("gemm: transposed_a must be yes or no")
 
 
 def test_a_kernel_without_gate_says_so() -> None:

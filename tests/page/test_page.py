@@ -4,6 +4,7 @@ One browser and one server for the whole file. `axe.min.js` is the checker that 
 ships.
 """
 
+import io
 import json
 import math
 import shlex
@@ -33,6 +34,7 @@ _SETTLED = (
 SMALL = {
     "step": "#step?model=gpt2-xl&tp=1&pp=1&n_gpus=1&global_batch=1&sharding=none",
     "layouts": "#layouts?shape=gpt2-xl&gpus=2&batch=2&only=zero%3D0+cp%3D1",
+    "grid": "#grid?model=gpt2-xl&n_gpus=8&tp=1&pp=1%2C2&micro_batch=1%2C2&global_batch=64",
     "serving": "#serving?shape=llama2-7b&gpus=1",
     "run": "#run?shape=gpt2-xl&gpus=2&tokens=1B&batch=4",
     "machine": "#machine",
@@ -144,6 +146,56 @@ def test_a_step_is_the_commands_step_and_answers_at_once(browser: Browser, page:
     tab.close()
 
 
+def test_a_cell_of_a_grid_opens_in_step(browser: Browser, page: Served, tmp_path: Path) -> None:
+    tab = opened(browser, page, "grid")
+    wait_for(tab, "document.querySelector('[data-name=\"the quickest step\"]')")
+    command = command_of(tab, "grid").replace("grid.parquet", str(tmp_path / "grid.parquet"))
+    answer = answer_of(command)
+    assert answer["points"] == len(answer["grid"]) == 8
+    best = min(answer["grid"], key=lambda row: row["predicted_s"])
+    assert shown(tab, "the quickest step") == pytest.approx(best["predicted_s"], rel=1e-12)
+    tab.value(
+        "(() => { const menu = [...document.querySelectorAll('label')]"
+        ".find(one => one.textContent.startsWith('apart')).querySelector('select');"
+        " menu.value = 'gpu'; menu.dispatchEvent(new Event('change')); })()"
+    )
+    assert tab.value("document.querySelectorAll('svg .opens').length") == 8  # two pictures of four
+    assert axe(tab) == []
+    words = json.dumps([f"{name} {best[name]}" for name in ("gpu", "micro_batch", "pp")])
+    tab.value(
+        f"(() => {{ const words = {words}; [...document.querySelectorAll('svg .opens')]"
+        ".find(one => words.every(word => one.textContent.split(', ').includes(word)))"
+        ".dispatchEvent(new MouseEvent('click')); })()"
+    )
+    wait_for(tab, "document.querySelector('[data-name=\"time of a step\"]')")
+    assert shown(tab, "time of a step") == pytest.approx(best["predicted_s"], rel=1e-9)
+    assert tab.complaints() == []
+    tab.close()
+
+
+def test_another_accelerator_stands_beside(browser: Browser, page: Served) -> None:
+    tab = Tab(browser, page.address + "#step?beside=b200_sxm")
+    name = "time of a step on b200_sxm"
+    wait_for(tab, f"document.querySelector('[data-name=\"{name}\"]')")
+    command = tab.value(
+        "[...document.querySelectorAll('[data-question=step] .command')].at(-1).textContent"
+    )
+    other = answer_of(str(command))["rows"][0]
+    assert (other["gpu"], "system" in other) == ("b200_sxm", False)
+    assert shown(tab, name) == pytest.approx(other["predicted_s"], rel=1e-12)
+    ratio = tab.value(
+        "document.querySelector('[data-name=beside] tbody tr').children[3].dataset.value"
+    )
+    assert float(ratio) == pytest.approx(shown(tab, name) / shown(tab, "time of a step"), rel=1e-9)
+    legible(tab)
+    move(tab, "beside", "")
+    wait_for(tab, f"!document.querySelector('[data-name=\"{name}\"]')")
+    move(tab, "beside", "nobodys_gpu")
+    wait_for(tab, "document.querySelector('[data-question=step] .error')")
+    assert tab.complaints() == []
+    tab.close()
+
+
 @pytest.mark.parametrize(
     ("view", "shown_first"),
     [
@@ -227,6 +279,17 @@ def test_a_launch_file_is_of_the_row_that_is_shown(browser: Browser, page: Serve
     assert f"llama2-7b, {rows[at][1]}" in tab.value(f"{script}.textContent")
     assert f"--row={rows[at][0]}" in command_of(tab, "launch")
     legible(tab)
+    # the table's file has every layout with every number as it came
+    tab.value(
+        "(() => { window.made = ''; URL.createObjectURL = blob => { window.made = blob.text();"
+        " return '#'; }; HTMLAnchorElement.prototype.click = () => {};"
+        " document.querySelector('button[aria-label=\"CSV: The best layouts\"]').click(); })()"
+    )
+    kept = pd.read_csv(io.StringIO(str(tab.value("window.made"))))
+    wanted = pd.DataFrame(answer_of(command_of(tab, "plan"))["layouts"])
+    assert len(kept) == len(wanted) > len(rows) / 2
+    for name in ("layout", "time_s", "low_s", "memory_bytes"):
+        assert kept[name].tolist() == wanted[name].tolist()
     tab.close()
 
 

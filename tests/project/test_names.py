@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import hybridperf
+from hybridperf.fields.frameworks import training_frameworks
 from hybridperf.ops.frameworks import serving_frameworks
 from hybridperf.workloads.transformer.zoo import shape_names
 
@@ -51,7 +52,7 @@ def first_words(names: Iterator[str] | set[str]) -> set[str]:
 
 def frameworks() -> set[str]:
     launched = {path.stem for path in (ROOT / "training/launch_files").glob("*.toml")}
-    trained = set(toml("workloads/transformer/frameworks.toml")["framework"])
+    trained = set(training_frameworks())
     names = {*serving_frameworks(), *launched, *trained, "tensorrt"}
     return {name.replace("-", "_").lower() for name in names} | first_words(names)
 

@@ -46,12 +46,12 @@ def follow(heading: str, into: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, set[str]]]:
-    """A folder with a package to which all three were added, and the files that each touched."""
+    """A folder with a package to which all of these were added, and the files that each touched."""
     folder = tmp_path_factory.mktemp("extended")
     shutil.copytree(
         ROOT / "hybridperf", folder / "hybridperf", ignore=shutil.ignore_patterns("__pycache__")
     )
-    kinds = ("a GPU", "a pipeline schedule", "a serving framework")
+    kinds = ("a GPU", "a pipeline schedule", "a framework that trains", "a serving framework")
     return folder, {kind: follow(kind, folder) for kind in kinds}
 
 
@@ -59,6 +59,7 @@ _ASKED = """
 import json
 import pandas as pd
 import hybridperf
+from hybridperf.fields import fields_of
 from hybridperf.model import model_or_datasheet
 from hybridperf.runs.launch_lines import launch_lines
 from hybridperf.runs.serving_table import predict_serving
@@ -84,6 +85,10 @@ step = {"model": "gpt3-6.7b", "n_gpus": 8, "pp": 4, "tp": 2, "dp": 1, "global_ba
 steps = predict_steps(pd.DataFrame([{**step, "schedule": name} for name in ("1f1b", "one_by_one")]),
                       device="my_gpu", system="aic_b200_sxm").frame
 out["steps"] = steps[["predicted_s", "note"]].to_dict("list")
+named = [{**step, "framework": name} for name in ("megatron_core", "my_trainer")]
+steps = predict_steps(pd.DataFrame(named), device="my_gpu", system="aic_b200_sxm").frame
+out["trained"] = steps[["predicted_s", "host_s", "note"]].to_dict("list")
+out["words"] = list(fields_of("steps")["framework"].words)
 out["closed_s"] = float(closed_form_s("one_by_one", 4, 6, 1.0, 2.0))
 print(json.dumps(out))
 """
@@ -92,7 +97,10 @@ print(json.dumps(out))
 def test_recipes_say_how_many_files_they_take(extended: tuple[Path, dict[str, set[str]]]) -> None:
     counts = {kind: len(files) for kind, files in extended[1].items()}
     print(counts)
-    assert counts == {"a GPU": 1, "a pipeline schedule": 2, "a serving framework": 1}
+    assert counts == {
+        "a GPU": 1, "a pipeline schedule": 2, "a framework that trains": 1,
+        "a serving framework": 1,
+    }  # fmt: skip
 
 
 def test_what_recipes_add_has_prices(extended: tuple[Path, dict[str, set[str]]]) -> None:
@@ -112,4 +120,7 @@ def test_what_recipes_add_has_prices(extended: tuple[Path, dict[str, set[str]]])
     assert known < mine < 1.5 * known
     plain, slow = out["steps"]["predicted_s"]
     assert 1.5 * plain < slow < 4 * plain, out["steps"]["note"]
+    usual, own = out["trained"]["predicted_s"]
+    assert 5e-3 < own - usual < 0.1, "thrice the fixed 5 ms, and gradients twice as wide"
+    assert "my_trainer" in out["words"]
     assert out["closed_s"] == 4 * 6 * 3.0

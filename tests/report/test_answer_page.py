@@ -179,6 +179,15 @@ def of_a_plan(found) -> dict:
     return {"layouts": rows, "compared": compared, "capacity_bytes": capacity_bytes}
 
 
+def of_a_sweep() -> dict:
+    rows = [
+        {"gpu": gpu, "gpus": gpus, "tp": tp, "batch": batch,
+         "predicted_s": 100.0 * len(gpu) / gpus + tp + batch, "memory_bytes": 8e10 / tp + batch}
+        for gpu in ("a", "bb") for gpus in (256, 512, 1024) for tp in (1, 2, 4) for batch in (0, 1)
+    ]  # fmt: skip
+    return {"rows": len(rows), "grid": rows}
+
+
 def test_slices_of_a_prediction_end_with_its_step(predicted):
     found = of_prediction.slices(predicted, 1000)
     lines = [f"rank {rank} {line}" for rank in (0, 1) for line in ("host", "compute", "comm")]
@@ -325,6 +334,7 @@ def pages(predicted, planned):
         (of_traces(two_ranks()), 1),
         (of_a_plan(planned), 1),
         (every_part(HOSTILE), 5),
+        (of_a_sweep(), 3),
     )
 
 
@@ -428,3 +438,39 @@ def test_only_the_pages_own_script_runs(opened):
     tab._browser.events.clear()
     tab.call("Page.reload")
     tab._browser.wait_for("Page.loadEventFired")
+
+
+_CELLS = """[...document.querySelectorAll('figure rect[fill-opacity]:not([style])')]
+    .map(r => r.textContent)"""
+
+
+def test_a_sweeps_cells_hold_the_best_and_brushing_leaves_rows_out(opened):
+    answer = of_a_sweep()
+    tab = opened("words", answer, width=1280)
+    tab.settle()
+    assert tab.value("document.querySelector('.status').textContent") == "36 of 36 rows"
+    cells = tab.value(_CELLS)
+    assert len(cells) == 9, "3 numbers of GPUs, 3 degrees"
+    assert all("gpu a, " in one and "batch 0" in one for one in cells), "the least of each cell"
+    tab.value("""
+        (() => {
+          const grip = document.querySelector("rect[aria-label='tp']");
+          const box = grip.getBoundingClientRect();
+          grip.setPointerCapture = () => {};
+          const at = (type, share) => grip.dispatchEvent(new PointerEvent(type, {
+            pointerId: 1, clientX: box.x, clientY: box.bottom - 6 - share * (box.height - 12)}));
+          at("pointerdown", 0.9); at("pointermove", 1); at("pointerup", 1);
+          return 0;
+        })()""")
+    tab.settle()
+    said = "12 of 36 rows within what is brushed"
+    assert tab.value("document.querySelector('.status').textContent") == said
+    assert all("tp 4" in one for one in tab.value(_CELLS))
+    tab.value("""
+        (() => {
+          const most = document.querySelectorAll("select")[2];
+          most.value = "most"; most.dispatchEvent(new Event("change"));
+          return 0;
+        })()""")
+    tab.settle()
+    assert all("gpu bb, " in one and "batch 1" in one for one in tab.value(_CELLS))

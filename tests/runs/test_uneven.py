@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_noted_and_old_devices_go_by_fp16() -> None:
 @pytest.mark.parametrize(
     ("frame", "batch", "said"),
     [
-        (table(gpu=["a100_sxm4_80g"]), 8, "expected columns device"),
+        (table(kind=["a100_sxm4_80g"]), 8, "expected columns device"),
         (table(device=["a100_sxm4_80g"], slower=[-1]), 8, "above 0 in slower of worker 1"),
         (table(device=["a100_sxm4_80g"], slower=["fast"]), 8, "above 0 in slower of worker 1"),
         (table(device=["a100_sxm4_80g"] * 3), 8, "3 workers"),

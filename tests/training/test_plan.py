@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridperf.engine.closed import step_seconds
+from hybridperf.engine.pareto import undominated
 from hybridperf.engine.step_features import StepFeatures, StepParts
-from hybridperf.explore.sweeps import progress
-from hybridperf.explore.sweeps.front import undominated
 from hybridperf.io import InputError
+from hybridperf.training.plans import progress
 from hybridperf.training.plans.costs import price_space, times
 from hybridperf.training.plans.economy import economy
 from hybridperf.training.plans.explain import compared, naive

@@ -122,14 +122,14 @@ def test_days_and_money_carry_the_interval_of_the_step():
 def test_workers_find_the_same(monkeypatch):
     pytest.importorskip("distributed", reason="Dask is not installed (extra `distributed`)")
     monkeypatch.setattr(bounds, "_PIECE", 300)
-    asked, done, each = {"batch": 16, "only": NARROW, "limit": 200}, [], bounds.cluster.each
+    asked, done, each = {"batch": 16, "only": NARROW, "limit": 200}, [], bounds.workers_of_dask.each
 
     def counted(*given, **options):
         for piece, kept in each(*given, **options):
             done.append(piece)
             yield piece, kept
 
-    monkeypatch.setattr(bounds.cluster, "each", counted)
+    monkeypatch.setattr(bounds.workers_of_dask, "each", counted)
     alone = plan(EXPERTS, SYSTEM, 16, **asked)
     assert not done
     shared = plan(EXPERTS, SYSTEM, 16, workers=1, **asked)

@@ -117,12 +117,10 @@ def test_runs_take_nodes_of_a_rack_whole_not_racks(gpus, refused):
 
 def test_what_a_row_says_of_its_network_stands_where_its_own_system_is_given():
     """vTrain's cluster has half of the network that such nodes can have."""
-    own = names.machine("a100_sxm4_80g", "vtrain_multi_node")
-    assert names.machine("a100_sxm4_80g", "vtrain_multi_node", None, own.system.id) == own
+    own = names.machine("a100_sxm4_80g", "vtrain")
+    assert names.machine("a100_sxm4_80g", "vtrain", None, own.system.id) == own
     assert (
-        names.machine(
-            "a100_sxm4_80g", "vtrain_multi_node", None, "aws_p4de_a100"
-        ).system.node_bytes_per_s
+        names.machine("a100_sxm4_80g", "vtrain", None, "aws_p4de_a100").system.node_bytes_per_s
         == 50e9
     )
 
@@ -304,7 +302,7 @@ def test_words_as_people_write_them(said, same):
 
 def test_a_framework_that_nobody_knows_is_said():
     (row,) = resolve(rows({"framework": "PyTorch Lightning"}))
-    assert "framework pytorch_lightning is not known, only megatron_deepspeed, " in row.note
+    assert "framework pytorch_lightning is not known, only eager_pytorch, " in row.note
     assert "framework megatron_core assumed" in row.note
 
 

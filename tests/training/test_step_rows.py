@@ -9,6 +9,7 @@ from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.steps import names
+from hybridperf.training.steps.published_rows import with_told
 from hybridperf.training.steps.rows import resolve
 from hybridperf.workloads.transformer import load_shape, update
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -371,19 +372,23 @@ def test_every_alias_leads_somewhere() -> None:
     for entry in names.aliases()["gpu"]:
         assert names.load_device(entry["device"])
         assert names.load_system(entry["system"])
-    for entry in names.aliases()["cluster"]:
+    for entry in names.aliases()["network"].values():
         assert names.load_system(entry.get("system", "aic_a100_sxm"))
-    assert set(names.aliases()["source"].values()) <= set(framework_habits())
+    frameworks = {names.publisher(one).get("framework") for one in names.publishers()}
+    assert frameworks - {None} <= set(framework_habits())
 
 
 def test_networks_that_rows_say() -> None:
-    assert names.machine("a100_sxm4_80g", "vtrain_multi_node").system.node_bytes_per_s == 100e9
-    assert (
-        names.machine(
-            "a100_80gb", "A100 80GB with 1600 Gbps node-node interconnect (RoCE)"
-        ).system.id
-        == "oci_bm_gpu_a100_v2_8"
+    assert names.machine("a100_sxm4_80g", "vtrain").system.node_bytes_per_s == 100e9
+    said = "A100 80GB with 1600 Gbps node-node interconnect (RoCE)"
+    network = with_told({"gpu": "a100_80gb", "system_detail": said})["network"]
+    assert names.machine("a100_80gb", network).system.id == "oci_bm_gpu_a100_v2_8"
+    by_name, by_words, other = (
+        one(gpu="a100_80gb", source="mine", **more)
+        for more in ({"network": network}, {"system_detail": said}, {"network": "vtrain"})
     )
+    assert by_name.machine.system == by_words.machine.system != other.machine.system
+    assert "expected a network of vtrain" in one(network="no such").refused
     with pytest.raises(InputError, match="unknown gpu"):
         names.machine("nothing at all", "")
 

@@ -27,6 +27,7 @@ import pandas as pd
 
 from hybridperf.explore.measurements.belief import Belief
 from hybridperf.explore.measurements.shapes import RANGES, candidates
+from hybridperf.fields.columns import read_whole
 from hybridperf.hardware import DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.io.tables import Numbers, number_columns
@@ -34,6 +35,7 @@ from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.ops import op_by_name
+from hybridperf.ops.base import fields_of_table, op_fields
 from hybridperf.ops.table import parse_ops
 
 DEFAULT_OPS = (
@@ -41,10 +43,6 @@ DEFAULT_OPS = (
     "gather", "scatter_add", "adam", "random", "sort", "cumsum",
 )  # fmt: skip
 # columns of `Prediction.ops` and of tables of ops that are no dimensions
-_NOT_SIZES = frozenset({
-    "label", "rank", "stream", "group", "start_s", "seconds", "roofline_s", "critical", "times",
-    "device", "time_s", "predicted_s", "low_s", "high_s", "in_range", "note", "source",
-})  # fmt: skip
 _OTHER_SHAPES = 600  # besides the workload's own, of all kinds together
 _LEAST_REMOVED = 1e-3  # of the variance that is left: less is not worth a workload's measurement
 
@@ -227,9 +225,11 @@ def ops_of(
     """(the workload's different ops that can be measured, with `times`; the share of the step's
     seconds that each has [R], None where the table has no seconds; why other ops cannot be read).
     """
-    given, limits = workload.reset_index(drop=True), Numbers(needed=False)
+    given = workload.reset_index(drop=True)
+    given = read_whole(given, fields_of_table(given))
+    limits = Numbers(needed=False)
     numbers = number_columns(given, {"times": limits, "seconds": limits}, "op", ("op", "dtype"))
-    sizes = [name for name in given.columns if name not in _NOT_SIZES]
+    sizes = [name for name in given if name in op_fields() and op_fields()[name].priced]
     rows = given[sizes].assign(times=1.0).assign(**numbers.fillna(0.0))
     if "critical" in given:
         rows["times"] *= given["critical"].astype(bool)

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from hybridperf.explore.searches.integers import stops
-from hybridperf.explore.searches.polish import Optimum, excess, multipliers, polish
+from hybridperf.explore.searches.polish import Optimum, excess, polish
 from hybridperf.explore.searches.problem import SearchProblem, columns_at
 
-_ACTIVE = 1e-4  # logs: nearer to its limit than that a constraint may hold us back
 _WORTH = 1e-6  # a smaller multiplier is none
 _MORE = np.log(1.01)
 _SAME = 1e-9  # of logs: the objective is the same
@@ -57,20 +56,18 @@ class BlockingConstraint:
 
 
 def active_constraints(
-    problem: SearchProblem, best: Optimum, columns: Mapping[str, float]
+    problem: SearchProblem, best: Optimum, columns: Mapping[str, float], worth: np.ndarray
 ) -> tuple[ActiveConstraint, ...]:
-    """Those with a multiplier, the most expensive first."""
+    """Those with a multiplier (`polish.multipliers` [C]), the most expensive first."""
     spec = problem.spec
-    near = np.abs(best.g) <= _ACTIVE
-    worth = multipliers(problem, best, near)
     out = []
-    for c in np.flatnonzero(near & (np.abs(worth) > _WORTH)):
+    for c in np.flatnonzero(np.abs(worth) > _WORTH):
         one = problem.constraints[c]
         less, more = one.sides.at(columns)
         limit, shift = _one_percent(problem, int(c), less, more)
-        problem.shifts = np.where(np.arange(len(near)) == c, shift, 0.0)
+        problem.shifts = np.where(np.arange(len(worth)) == c, shift, 0.0)
         then = polish(problem, best.u, best.held, radius=_MORE)
-        problem.shifts = np.zeros(len(near))
+        problem.shifts = np.zeros(len(worth))
         gained = -float(worth[c]) * shift / (_MORE if problem.log[1 + c] else 0.01)
         more_of = "loosened by 1 %" if limit is None else f"1 % more of {limit}"
         active = ActiveConstraint(

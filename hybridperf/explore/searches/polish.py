@@ -29,7 +29,10 @@ _MOST_ROUNDS = 120
 _FIRST_WEIGHT, _MOST_WEIGHT = 10.0, 1e7
 _REACH = 3.0  # radii: cuts from farther away are forgotten
 _MOST_CUTS = 8  # times (knobs + 1)
-_OBJECTIVE, _BOUND = -1, -2  # whose gradient it is, besides constraints by number
+# whose gradient it is, besides constraints by number; of the k-th knob's bound: k less
+_OBJECTIVE, _BOUND = -1, -2
+_ACTIVE = 1e-4  # logs: nearer to its limit than that a constraint may hold us back
+_AT_END = 1e-6  # of a cube's side
 _NEAR = 1e-7  # of a cube's side: where the sides of the optimum's corner are taken
 
 
@@ -94,30 +97,32 @@ def polish(
     return _polished(x, held, f, g, equal, path)
 
 
-def multipliers(problem: SearchProblem, optimum: Optimum, active: np.ndarray) -> np.ndarray:
-    """Worth of each constraint's limit [C], d f / d g.
+def multipliers(problem: SearchProblem, optimum: Optimum) -> tuple[np.ndarray, np.ndarray]:
+    """Worth of limits: d f / d g of each constraint [C], d f / d u of each bound [K].
 
-    The weights with which the gradients of active constraints, on all sides of the corner, balance
-    those of the objective.
+    The weights with which the gradients of active constraints and of the cube's sides, at all sides
+    of the corner, balance those of the objective. A larger g or a bound farther up in u.
     """
-    free = np.isnan(optimum.held)
-    worth = np.zeros(len(problem.equal))
-    if not active.any() or not free.any():
-        return worth
+    free, active = np.isnan(optimum.held), np.abs(optimum.g) <= _ACTIVE
+    worth, of_bounds = np.zeros(len(problem.equal)), np.zeros(len(free))
+    upper, lower = optimum.u > 1 - _AT_END, optimum.u < _AT_END
+    ends = [(k, 1.0) for k in np.flatnonzero(free & upper)]
+    ends += [(k, -1.0) for k in np.flatnonzero(free & lower)]
+    if not free.any() or not (active.any() or ends):
+        return worth, of_bounds
     rng = np.random.default_rng(1)
     at = problem.slopes(_around(optimum.u, _NEAR, free, rng, 4), optimum.held)
     columns = [slope[free] for slope in at.df]
-    owners, signs = [_OBJECTIVE] * len(at.df), [1] * len(at.df)
+    owners, signs = [_OBJECTIVE] * len(at.df), [1.0] * len(at.df)
     for c in np.flatnonzero(active):
-        for sign in (1, -1) if problem.equal[c] else (1,):
+        for sign in (1.0, -1.0) if problem.equal[c] else (1.0,):
             columns += [sign * slope[free] for slope in at.dg[:, c]]
             owners += [int(c)] * len(at.dg)
             signs += [sign] * len(at.dg)
-    for k, where in enumerate(optimum.u[free]):  # bounds push back too
-        for side in ([1.0] if where > 1 - 1e-6 else []) + ([-1.0] if where < 1e-6 else []):
-            columns.append(side * np.eye(free.sum())[k])
-            owners.append(_BOUND)
-            signs.append(1)
+    for k, side in ends:  # bounds push back too
+        columns.append(side * np.eye(len(free))[k][free])
+        owners.append(_BOUND - int(k))
+        signs.append(-side)  # an upper one farther up gives room
     matrix, owner = np.stack(columns, 1), np.array(owners)
     heavy = 1e3 * max(1.0, np.abs(matrix).max())
     whole = np.where(owner == _OBJECTIVE, heavy, 0.0)
@@ -126,7 +131,9 @@ def multipliers(problem: SearchProblem, optimum: Optimum, active: np.ndarray) ->
     weights, _ = nnls(balance, aim, maxiter=100 * matrix.shape[1])
     for c in np.flatnonzero(active):
         worth[c] = (weights * signs)[owner == c].sum()
-    return worth
+    for k, _ in ends:
+        of_bounds[k] = (weights * signs)[owner == _BOUND - k].sum()
+    return worth, of_bounds
 
 
 def _polished(

@@ -25,11 +25,19 @@ from hybridperf.explore.searches.around import (
     stopped,
 )
 from hybridperf.explore.searches.descent import FEASIBLE, DescentResult, descend, violation
+from hybridperf.explore.searches.functions import (
+    Choice,
+    FunctionSearch,
+    Objective,
+    Point,
+    nested,
+    of_function,
+)
 from hybridperf.explore.searches.integers import better, rounded
-from hybridperf.explore.searches.polish import MARGIN, Optimum, polish
+from hybridperf.explore.searches.polish import MARGIN, Optimum, multipliers, polish
 from hybridperf.explore.searches.problem import FREE, SearchProblem, columns_at, columns_before
 from hybridperf.explore.searches.spec import Constraint, SearchSpec, read_search, with_method
-from hybridperf.explore.sweeps.prices import UnitPrice
+from hybridperf.hardware.prices import UnitPrice
 from hybridperf.io import InputError, write_json
 
 SCHEMA_VERSION = 1
@@ -50,6 +58,9 @@ class OptimalKnob:
     # d log objective / d log knob (of a whole number: as if it were not); d objective where that
     # can be zero or less
     elasticity: float
+    # shadow price of the bound it stands at, in the same unit: percent of the objective for one
+    # percent more of the bound, all other knobs at their best again; 0 where it stands at none
+    bound_multiplier: float = 0.0
 
     @property
     def at(self) -> str:
@@ -93,11 +104,19 @@ class SearchResult:
     prices: dict[str, UnitPrice]  # rates that formulas named
     evaluations: int  # points that were predicted, with or without gradient
     seconds: float  # that the search took
+    # of choices that no gradient tells of, those at the optimum
+    choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         sense = "most" if self.maximise else "least"
-        at = ", ".join(f"{knob.name} {knob.value:.4g}" for knob in self.knobs)
+        values = [f"{knob.name} {knob.value:.4g}" for knob in self.knobs]
+        at = ", ".join([*values, *(f"{name} {value}" for name, value in self.choices.items())])
         return f"<SearchResult: {sense} {self.objective_name} {self.objective:.4g} at {at}>"
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """The optimum as an objective takes it: knobs and choices, in dicts."""
+        return nested([*((one.name, one.value) for one in self.knobs), *self.choices.items()])
 
     def save(self, folder: str | Path) -> Path:
         """Write `search.json` into a folder, atomically; its path."""
@@ -124,14 +143,19 @@ class SearchResult:
             "trust": None if self.trust is None else dataclasses.asdict(self.trust),
             "notes": list(self.notes),
             "prices": {name: price.model_dump() for name, price in self.prices.items()},
+            "choices": {name: str(value) for name, value in self.choices.items()},
             "evaluations": self.evaluations,
             "convergence": [{k: None if pd.isna(v) else v for k, v in r.items()} for r in rows],
         }
 
 
 def search(
-    spec: str | os.PathLike | Mapping[str, Any] | SearchSpec,
+    objective: str | os.PathLike | Mapping[str, Any] | SearchSpec | Objective,
+    bounds: Point | None = None,
+    constraints: Mapping[str, str] | Sequence[str] = (),
     *,
+    minimise: str = "",
+    maximise: str = "",
     starts: int | None = None,
     seed: int | None = None,
     quiet: bool = True,
@@ -139,20 +163,95 @@ def search(
     """Find the knobs that minimise or maximise an objective under constraints, by gradients.
 
     Args:
-        spec: knobs, objective and constraints: a TOML file, the name of a shipped example, or a
-            dict of the same content.
-        starts: number of starting points; None: the spec's.
+        objective: a function that JAX can trace, of a dict of knobs (in dicts) to a number or to a
+            dict of numbers: one of `hp.step_function`, `hp.serving_function`, `hp.run_function`,
+            or what is computed from theirs. Or a spec, which has all that follows: a TOML file, the
+            name of a shipped example, or a dict of the same content.
+        bounds: of each knob, in dicts as the function takes them: `(least, most)`, above zero, in
+            the knob's own unit; a `range` of whole numbers; or a list of choices, each of which the
+            function gets as it is (names, layouts, what makes another graph).
+        constraints: conditions on results and knobs, such as `"usd <= 1e8"`; a dict names them.
+        minimise: a formula of results and knobs; not needed where the function tells one number.
+        maximise: in place of `minimise`; of a function that tells one number, `"objective"`.
+        starts: number of starting points; None: the spec's, of a function 16.
         seed: of the random starting points; None: the spec's.
         quiet: False: print progress to standard error.
 
+    Returns:
+        The optimum (`point`, `knobs`, `columns`), the constraints that hold it back with their
+        shadow prices (`active`), and those of bounds (`knobs`, `bound_multiplier`).
+
     Raises:
-        InputError: when the spec is wrong, or no point that meets the constraints was found.
+        InputError: when what is asked is wrong, or no point that meets the constraints was found.
     """
     begun_s = time.monotonic()
-    read = spec if isinstance(spec, SearchSpec) else read_search(spec)
-    given = with_method(read, starts=starts, seed=seed)
+    if not callable(objective):
+        if bounds is not None or constraints or minimise or maximise:
+            raise InputError(
+                "expected bounds, constraints, minimise and maximise beside a function, got them"
+                " beside a spec, which has its own; write them there"
+            )
+        read = objective if isinstance(objective, SearchSpec) else read_search(objective)
+        given = with_method(read, starts=starts, seed=seed)
+        with jax.enable_x64(True):
+            return _search(given, begun_s, quiet)
+    asked = of_function(objective, bounds, constraints, minimise, maximise)
     with jax.enable_x64(True):
-        return _search(given, begun_s, quiet)
+        return _of_choices(asked, begun_s, {"starts": starts, "seed": seed}, quiet)
+
+
+def _of_choices(
+    asked: FunctionSearch, begun_s: float, method: Mapping[str, int | None], quiet: bool
+) -> SearchResult:
+    """The best of the combinations of choices that are looked at."""
+    found: dict[tuple[int, ...], SearchResult | InputError] = {}
+
+    def of(choice: Choice) -> SearchResult | InputError:
+        key = tuple(id(value) for _, value in choice)  # choices need not be hashable
+        if key not in found:
+            try:
+                spec = with_method(asked.spec(choice), **method)
+                best = _search(spec, begun_s, quiet) if spec.knobs else _evaluated(spec, begun_s)
+                found[key] = dataclasses.replace(best, choices=dict(choice))
+            except InputError as error:
+                if not asked.choices:
+                    raise
+                found[key] = error
+        return found[key]
+
+    def worth(choice: Choice) -> float:
+        one = of(choice)
+        if isinstance(one, InputError):
+            return float("inf")
+        return -one.objective if asked.maximise else one.objective
+
+    one = of(min(asked.around(worth), key=worth))
+    if isinstance(one, InputError):
+        raise InputError(f"none of {len(found)} combinations of choices can be: of one, {one}")
+    notes = one.notes
+    if len(found) < (many := asked.combinations()):
+        notes = (*notes, f"{len(found)} of {many:,} combinations of choices were searched")
+    evaluations = sum(
+        each.evaluations for each in found.values() if not isinstance(each, InputError)
+    )
+    return dataclasses.replace(
+        one, notes=notes, evaluations=evaluations, seconds=time.monotonic() - begun_s
+    )
+
+
+def _evaluated(spec: SearchSpec, begun_s: float) -> SearchResult:
+    """A point without knobs; `InputError` where it misses a constraint."""
+    assert spec.target is not None
+    columns = {name: float(of[0]) for name, of in spec.target.evaluate({}).items()}
+    for rule in spec.constraints:
+        if _shortfall(rule, columns) > FEASIBLE:
+            less, more = rule.sides.at(columns)
+            raise InputError(f"{rule.text} fails: {less:.5g} should be at most {more:.5g}")
+    convergence = pd.DataFrame(columns=["phase", "step", "evaluations", "objective", "violation"])
+    return SearchResult(
+        spec.objective.text, spec.maximise, spec.objective.at(columns), (), columns, (), (), {},
+        None, (), None, convergence, {}, 1, time.monotonic() - begun_s,
+    )  # fmt: skip
 
 
 def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
@@ -202,9 +301,12 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     slopes = problem.slopes(best.u[None], free).df[0]
     sign = -1 if spec.maximise else 1
     widths = np.log([knob.most / knob.least for knob in spec.knobs])
+    of_limits, of_bounds = multipliers(problem, best)
     found = tuple(
-        OptimalKnob(one.name, here[one.name], one.least, one.most, one.integer, float(elasticity))
-        for one, elasticity in zip(spec.knobs, sign * slopes / widths, strict=True)
+        OptimalKnob(one.name, here[one.name], one.least, one.most, one.integer, *map(float, both))
+        for one, *both in zip(
+            spec.knobs, sign * slopes / widths, sign * of_bounds / widths, strict=True
+        )
     )
     progress("looking around")
     at_pole = poles(problem, best)
@@ -220,10 +322,10 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         objective=spec.objective.at(columns),
         knobs=found,
         columns=columns,
-        active=active_constraints(problem, best, columns),
+        active=active_constraints(problem, best, columns, of_limits),
         stops=stopped(problem, best),
         plateaus={} if at_pole else plateaus(problem, best),
-        trust=None if spec.target is None else _trust_at(spec, here),
+        trust=_trust_at(spec, here) if spec.target is not None and spec.target.trusted else None,
         notes=tuple(notes),
         relaxed_objective=float(problem.objective(relaxed.f)) if was_relaxed else None,
         convergence=_convergence(history, problem),

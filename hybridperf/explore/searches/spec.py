@@ -22,15 +22,15 @@ from hybridperf.explore.sweeps.document import (
     check_free,
     check_used,
     derived_columns,
-    is_finite,
     known_formula,
     read_spec_document,
 )
-from hybridperf.explore.sweeps.expression import Comparison, Expression, behind
-from hybridperf.explore.sweeps.prices import UnitPrice, read_prices
 from hybridperf.explore.sweeps.target import Target, read_target
-from hybridperf.explore.sweeps.written import Method, Objective, Range, TableColumn, part
+from hybridperf.explore.sweeps.written import Drawn, Method, Objective, Range, TableColumn, part
+from hybridperf.hardware.prices import UnitPrice, read_prices
 from hybridperf.io import InputError
+from hybridperf.io.documents import is_finite
+from hybridperf.io.expression import Comparison, Expression, behind
 
 SHIPPED = Path(__file__).parent / "shipped"
 Box = Mapping[str, tuple[float, float]]  # least and most of each name
@@ -203,7 +203,7 @@ def _parameters(document: Document) -> tuple[tuple[SearchKnob, ...], dict[str, f
                     mend = f"write {name} = {given.min:g}"
                     raise InputError(f"{what} can only be {given.min:g}; {mend}")
                 knobs.append(SearchKnob(name, given.min, given.max, given.integer))
-            elif not isinstance(given, TableColumn) and is_finite(given):
+            elif not isinstance(given, TableColumn | Drawn) and is_finite(given):
                 constants[name] = float(given)
             else:
                 got = "a column" if isinstance(given, TableColumn) else repr(given)

@@ -32,8 +32,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from hybridperf.io import InputError, closest, read_table, require_columns, unknown
-from hybridperf.io.errors import plain
+from hybridperf.fields import fields_of
+from hybridperf.fields.columns import read_whole
+from hybridperf.io import InputError, read_table, require_columns, unknown
 from hybridperf.io.tables import with_own_text
 from hybridperf.ops.embedding import (
     Access,
@@ -50,11 +51,7 @@ from hybridperf.ops.embedding import (
 KINDS = ("row", "column")  # of splits
 _MOST_PIECES = 4096  # each is priced and placed; more than any rank holds
 _SIZES = ("rows", "dim", "pooling")
-_KNOWN = ("name", *_SIZES, "dtype", "exponent", "shift", "mean_reuse", "counted")
 _BINS = tuple(bin_names())
-_EXPONENTS = frozenset(
-    {"alpha", "zipf", "zipf_exponent", "zipf_alpha", "zipf_s", "skew", "skewness", "power_law"}
-)
 
 
 def read_embedding_tables(path: str | Path) -> tuple[list[Table], list[str]]:
@@ -62,14 +59,12 @@ def read_embedding_tables(path: str | Path) -> tuple[list[Table], list[str]]:
     frame = read_table(path)
     # a table may be called NA
     frame = with_own_text(frame, path, [column for column in frame if column != "name"])
+    try:
+        frame = read_whole(frame, "embedding_tables")
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     require_columns(frame, _SIZES, f"{path}, a table of embedding tables,")
-    others = [column for column in frame if column not in (*_KNOWN, *_BINS)]
-    for column in others:
-        if plain(column) in _EXPONENTS:
-            called = "the exponent of Zipf access is called 'exponent'"
-            raise InputError(f"{path}: column {column!r} is not read, {called}; rename or drop it")
-        if near := closest(column, (*_KNOWN, *_BINS)):
-            raise InputError(f"{path}: unknown column {column!r}{near}; rename or drop it")
+    others = [column for column in frame if column not in fields_of("embedding_tables")]
     names = [f"table{at}" for at in range(len(frame))]
     if "name" in frame:
         names = frame["name"].astype(object).fillna("").astype(str).tolist()

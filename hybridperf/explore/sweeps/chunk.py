@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from hybridperf.explore.sweeps.expression import Expression
 from hybridperf.explore.sweeps.progress import SweepProgress
 from hybridperf.explore.sweeps.spec import INDEX, SweepSpec
 from hybridperf.io import InputError
+from hybridperf.io.expression import Expression
 
 # of a part's metadata: how many of its points meet each constraint on results
 MET = b"hybridperf/met"
@@ -117,12 +117,20 @@ def evaluate(spec: SweepSpec, chunk: int) -> pa.Table:
     if not accept.all():
         columns = {name: values[accept] for name, values in columns.items()}
     counts = json.dumps([int(one.sum()) for one in met])
-    return _table(columns).replace_schema_metadata({MET: counts})
+    return _table(columns, spec).replace_schema_metadata({MET: counts})
 
 
-def _table(columns: Mapping[str, np.ndarray]) -> pa.Table:
-    arrays = {name: np.asarray(values) for name, values in columns.items()}
-    return pa.table({name: pa.array(a, _ARROW[a.dtype.kind]) for name, a in arrays.items()})
+def _table(columns: Mapping[str, np.ndarray], spec: SweepSpec) -> pa.Table:
+    flags = {name for name, kind in spec.target.results.items() if kind is bool}
+    return pa.table({name: _column(np.asarray(values), name in flags)
+                     for name, values in columns.items()})  # fmt: skip
+
+
+def _column(values: np.ndarray, flag: bool) -> pa.Array:
+    """A column; a flag that is not known everywhere comes as numbers, NaN where it is not."""
+    if flag and values.dtype.kind == "f":
+        return pa.array(values == 1, pa.bool_(), mask=np.isnan(values))
+    return pa.array(values, _ARROW[values.dtype.kind])
 
 
 def _empty(spec: SweepSpec) -> pa.Table:
@@ -132,4 +140,4 @@ def _empty(spec: SweepSpec) -> pa.Table:
     for name, kind in spec.target.results.items():
         one[name] = np.array([kind()], object if kind is str else kind)
     one |= {name: np.zeros(1) for name in spec.after}
-    return _table(one).slice(0, 0)
+    return _table(one, spec).slice(0, 0)

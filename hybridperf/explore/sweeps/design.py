@@ -69,6 +69,26 @@ class SampledRange:
             return np.clip(np.floor(value), self.low, self.high).astype(np.int64)
         return np.clip(value, low, high)
 
+    def extremes(self) -> np.ndarray:
+        """Its ends."""
+        return np.array([self.low, self.high])
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledList:
+    """Values of a random or Sobol parameter that has some alone."""
+
+    values: np.ndarray
+
+    def of(self, uniform: np.ndarray) -> np.ndarray:
+        """Each value for an equal share of numbers in [0, 1)."""
+        at = np.floor(uniform * len(self.values)).astype(np.int64)
+        return self.values[np.minimum(at, len(self.values) - 1)]
+
+    def extremes(self) -> np.ndarray:
+        """All of them."""
+        return self.values
+
 
 @dataclasses.dataclass(frozen=True)
 class JointAxis:
@@ -76,8 +96,8 @@ class JointAxis:
 
     size: int
     seed: int
-    random: Mapping[str, SampledRange]
-    sobol: Mapping[str, SampledRange]
+    random: Mapping[str, SampledRange | SampledList]
+    sobol: Mapping[str, SampledRange | SampledList]
 
     def names(self) -> list[str]:
         return [*self.random, *self.sobol]
@@ -93,7 +113,7 @@ class JointAxis:
 
     def extremes(self) -> dict[str, np.ndarray]:
         ranges = (*self.random.items(), *self.sobol.items())
-        return {name: np.array([one.low, one.high]) for name, one in ranges}
+        return {name: one.extremes() for name, one in ranges}
 
 
 Axis = ListAxis | JointAxis  # some parameters that vary together over `size` places

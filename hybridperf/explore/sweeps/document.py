@@ -13,12 +13,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hybridperf.explore.sweeps.expression import Expression, parse
 from hybridperf.explore.sweeps.written import (
     SCHEMA,
     SCHEMA_VERSION,
@@ -27,6 +25,8 @@ from hybridperf.explore.sweeps.written import (
     validated,
 )
 from hybridperf.io import InputError, read_toml, unknown
+from hybridperf.io.documents import check_head
+from hybridperf.io.expression import Expression, parse
 
 _GRIDS, _SAMPLES = ("lin", "log", "powers_of_two"), ("random", "sobol")
 SpecSource = str | os.PathLike | Mapping[str, Any]
@@ -79,20 +79,6 @@ def _find(source: Any, kind: str, shipped: Path) -> Path:
     return path
 
 
-def check_head(document: Mapping[str, Any], expected: str, most: int, path: str | Path) -> None:
-    """`InputError` unless a document has this schema, of a version up to `most`."""
-    found = document.get("schema", "none")
-    if found != expected:
-        raise InputError(f'expected schema = "{expected}" at the head of {path}, found {found}')
-    version = document.get("schema_version")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        needs = f"needs a whole number from 1 to {most} as schema_version, got {version!r}"
-        raise InputError(f"{path} {needs}; write schema_version = {most}")
-    if version > most:
-        reads = f"this hybridperf reads up to {most}; upgrade hybridperf"
-        raise InputError(f"{path} has schema_version {version}, {reads}")
-
-
 def check_plain(document: Any, where: str = "") -> None:
     """`InputError` that names what is no number, word, boolean, or list or section of those."""
     if isinstance(document, Mapping):
@@ -116,19 +102,6 @@ def check_keys(given: Iterable[str], known: Collection[str], what: str, where: s
     for key in given:
         if key not in known:
             raise unknown(what, key, known, where)
-
-
-def is_finite(value: Any) -> bool:
-    """Whether a value of a spec is a number that float64 holds."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= sys.float_info.max  # also of whole numbers of any length
-
-
-def finite_number(what: str, value: Any) -> float:
-    """A number of a spec; `InputError` for anything else."""
-    if not is_finite(value):
-        raise InputError(f"{what} must be a finite number, got {value!r}")
-    return float(value)
 
 
 def check_free(names: Mapping[str, Collection[str]]) -> None:

@@ -1,5 +1,4 @@
-"""How far a plan is (`Progress`) and how far a sweep, on standard error: points, rate, time left,
-the best so far.
+"""How far a sweep is, on standard error: points, rate, time left, the best so far.
 
 One line that is written over, or one now and then in a log. And how long JAX compiled, in this
 process: a short sweep spends most of its time on that.
@@ -12,11 +11,10 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 _EVERY_S = {True: 0.5, False: 10.0}  # by whether a person looks on
-EVERY_S = 3.0  # of plans
 _WIDTH = 130  # covers a longer line that was there before
 
 
@@ -67,27 +65,6 @@ def _duration(seconds: float) -> str:
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
-
-
-@dataclasses.dataclass
-class Progress:
-    """What a long plan says while it works: nothing in its first seconds, then a line every few,
-    counts of what is done, handed on to `say`; None: to nobody."""
-
-    say: Callable[[str], None] | None = None
-    began_s: float = dataclasses.field(default_factory=time.perf_counter)
-    last_s: float = dataclasses.field(default_factory=time.perf_counter)
-
-    def __getstate__(self) -> dict[str, float]:
-        """Without whom it tells: a worker says nothing."""
-        return {"began_s": self.began_s, "last_s": self.last_s}
-
-    def __call__(self, what: str, done: int, of: int) -> None:
-        """So many of so many are done."""
-        now_s = time.perf_counter()
-        if self.say is not None and now_s - self.last_s >= EVERY_S:
-            self.last_s = now_s
-            self.say(f"{now_s - self.began_s:.0f} s: {what}, {done:,} of {of:,}")
 
 
 _STAGES = ("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration", "backend_compile_duration")

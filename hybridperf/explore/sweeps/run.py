@@ -7,12 +7,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from hybridperf.explore.frames import QUESTIONS, Rows
 from hybridperf.explore.sweeps import cluster
 from hybridperf.explore.sweeps.chunk import (
     MET,
@@ -23,10 +26,25 @@ from hybridperf.explore.sweeps.chunk import (
     evaluate,
 )
 from hybridperf.explore.sweeps.front import BestPoints, BestRule
+from hybridperf.explore.sweeps.grid import Fields, grid_spec
 from hybridperf.explore.sweeps.progress import SweepProgress, compiling_time
 from hybridperf.explore.sweeps.spec import SweepSpec, read_spec, with_top
-from hybridperf.explore.sweeps.store import SweepStore, parquet_bytes, read_part, sweep_identity
-from hybridperf.io import write_table
+from hybridperf.explore.sweeps.store import (
+    SweepStore,
+    folder_of_parts,
+    parquet_bytes,
+    read_part,
+    sweep_identity,
+)
+from hybridperf.io import InputError, write_table
+from hybridperf.io.later import pd
+from hybridperf.io.workers import check_workers
+
+if TYPE_CHECKING:
+    import pandas
+
+_SETTINGS = ("model", "knobs", "fit")
+_ALSO = {"plan": "plans", "run": "runs"}  # commands of these names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,26 +62,56 @@ class SweepResult:
     compiling_s: float = 0.0  # of `seconds`, in this process
     empty_because: str = ""  # which constraints on results left no row
 
+    def frame(self, columns: Sequence[str] | None = None) -> pandas.DataFrame:
+        """The rows of `out`, all columns or some."""
+        table = pq.read_table(self.out, columns=None if columns is None else list(columns))
+        return table.to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
+
 
 def sweep(
-    spec: str | os.PathLike | Mapping[str, Any],
-    out: str | os.PathLike,
-    *,
-    top: int | None = None,
-    by: str | None = None,
-    workers: int | None = None,
-    scheduler: str | None = None,
-    restart: bool = False,
+    spec: str | os.PathLike | Mapping[str, Any], out: str | os.PathLike, *,
+    fields: Fields | Rows | str | os.PathLike | None = None, where: str | Sequence[str] = (),
+    sample: int | None = None, seed: int = 0, derived: Mapping[str, str] | None = None,
+    minimise: str | Sequence[str] = (), maximise: str | Sequence[str] = (),
+    model: str | os.PathLike = "", knobs: str | os.PathLike = "", fit: str | os.PathLike = "",
+    chunk: int | None = None, top: int | None = None, by: str | None = None,
+    workers: int | None = None, scheduler: str | None = None, restart: bool = False,
     quiet: bool = False,
-) -> SweepResult:
-    """Predict every point of a grid of knobs and write a row per point to a Parquet file.
+) -> SweepResult:  # fmt: skip
+    """Predict every point of a grid and write a row per point to a Parquet file.
 
-    A sweep that was stopped continues when it is called again.
+        done = hp.sweep(
+            "steps", "grid.parquet",
+            fields={"model": "llama3-70b", "gpu": ["h100_sxm", "b200_sxm"], "n_gpus": "256..4096",
+                    "tp": [1, 2, 4, 8], "pp": [1, 2, 4, 8], "micro_batch": [1, 2, 4]},
+            where="tp * pp <= n_gpus", minimise=["predicted_s", "memory_bytes"], workers=2,
+        )
+        done.frame(["n_gpus", "tp", "pp", "predicted_s", "mfu", "fits"])
+
+    A sweep that was stopped, or killed, goes on when it is called again: chunks that were done are
+    not done again, each is checked by the sum of its bytes, and none is lost or there twice.
 
     Args:
-        spec: knobs, target and constraints: a TOML file, the name of a shipped example, or a dict
-            of the same content.
+        spec: the question that each row asks: "steps", "serve", "plans", "runs", "ops" or
+            "collectives", whose columns `fields` has (`hp.predict_steps` and its like predict the
+            same). Or a whole spec: a TOML file, the name of a shipped example, or a dict of the
+            same content.
         out: the Parquet file to write.
+        fields: of a question, values by field: one, a list, a text such as "256..4096" (powers of
+            two), "1..9:2" (steps of 2) or "1,2,8", or {"min": 1e3, "max": 1e9, "count": 50}. All
+            of them multiply. Or rows: a frame, a list of dicts, or the name of a table's file.
+        where: conditions that rows meet, Python's arithmetic over fields and results:
+            "tp * pp <= n_gpus and mfu > 0.3".
+        sample: how many points of the product are drawn (Sobol, scrambled); None: all. Then
+            {"min": 1, "max": 64} without count is drawn between.
+        seed: of the sample.
+        derived: further columns by name, formulas as in `where`.
+        minimise: columns whose Pareto front is written next to `out`.
+        maximise: likewise.
+        model: of ops and collectives: a model's folder, or the name of a calibration or device.
+        knobs: of steps: a file of fitted step effects (`hybridperf steps --save-knobs`).
+        fit: of serve: a folder of fitted effects (`hybridperf serve --save`).
+        chunk: points that are done, kept and resumed together; None: the question's usual number.
         top: how many of the best points are also written next to `out`; None: the spec's number.
         by: column whose smallest values are best; None: the spec's.
         workers: local Dask processes that share the work; None: this process alone.
@@ -77,7 +125,27 @@ def sweep(
     Raises:
         InputError: when the spec is wrong, or both `workers` and `scheduler` are given.
     """
-    cluster.check_workers(workers, scheduler)
+    check_workers(workers, scheduler)
+    of_question: dict[str, Any] = {
+        "fields": fields, "where": where, "derived": derived, "minimise": minimise,
+        "maximise": maximise, "model": os.fspath(model), "knobs": os.fspath(knobs),
+        "fit": os.fspath(fit), "sample": sample and str(sample), "chunk": chunk and str(chunk),
+    }  # fmt: skip
+    question = _ALSO.get(str(spec), str(spec)) if isinstance(spec, str) else ""
+    if question in QUESTIONS:
+        if fields is None:
+            raise InputError(
+                f"expected fields and their values, or rows, with a sweep of {question}, got none"
+            )
+        SweepStore(out, {"hash": ""})  # its name is checked before rows are kept next to it
+        settings = {name: of_question[name] for name in _SETTINGS if of_question[name]}
+        spec = grid_spec(
+            question, fields, folder=folder_of_parts(out), where=where, sample=sample, seed=seed,
+            derived=derived, minimise=minimise, maximise=maximise, settings=settings, chunk=chunk,
+        )  # fmt: skip
+    elif said := [name for name, one in of_question.items() if one is not None and len(one)]:
+        known = ", ".join(QUESTIONS)
+        raise InputError(f"expected a question ({known}) with {said[0]}, got the spec {spec!r}")
     given = with_top(read_spec(spec), top, by)
     store = SweepStore(out, sweep_identity(given.identity()))
     start_s = time.monotonic()
@@ -96,8 +164,8 @@ def sweep(
         for table in tables:
             met += json.loads((table.schema.metadata or {}).get(MET, b"[]")) or 0
             rows += table.num_rows
-            if "time_s" in table.column_names:
-                unpredicted += int(np.isnan(table["time_s"].to_numpy().astype(np.float64)).sum())
+            if (seconds := given.target.seconds) in table.column_names:
+                unpredicted += int(np.isnan(table[seconds].to_numpy().astype(np.float64)).sum())
             if table.num_rows:
                 kept.see_table(table)
     why = "" if rows else _why_empty(given, met, counted=computed == given.design.size)
@@ -162,8 +230,9 @@ class _Leading:
 
     def __init__(self, spec: SweepSpec):
         best = spec.best
-        if not best.columns()[1:] and spec.target.results.get("time_s") is float:
-            best = BestRule(1, "time_s", (), ())
+        seconds = spec.target.seconds
+        if not best.columns()[1:] and spec.target.results.get(seconds) is float:
+            best = BestRule(1, seconds, (), ())
         self._kept = BestPoints(dataclasses.replace(best, count=min(best.count, 1)))
 
     def see(self, part: bytes) -> str:

@@ -16,6 +16,7 @@ from hybridperf.explore.sweeps.design import (
     Design,
     JointAxis,
     ListAxis,
+    SampledList,
     SampledRange,
     checked,
 )
@@ -25,16 +26,24 @@ from hybridperf.explore.sweeps.document import (
     check_free,
     check_used,
     derived_columns,
-    is_finite,
     known_formula,
     read_spec_document,
 )
-from hybridperf.explore.sweeps.expression import Expression, parse
 from hybridperf.explore.sweeps.front import BestRule
-from hybridperf.explore.sweeps.prices import read_prices
 from hybridperf.explore.sweeps.target import Target, read_target
-from hybridperf.explore.sweeps.written import Objective, Range, Sampled, TableColumn, Top, part
+from hybridperf.explore.sweeps.written import (
+    Drawn,
+    Objective,
+    Range,
+    Sampled,
+    TableColumn,
+    Top,
+    part,
+)
+from hybridperf.hardware.prices import read_prices
 from hybridperf.io import InputError, read_table, require_columns, unknown
+from hybridperf.io.documents import is_finite
+from hybridperf.io.expression import Expression, parse
 
 SHIPPED = Path(__file__).parent / "shipped"
 INDEX = "point"  # the column that holds a point's index
@@ -125,9 +134,9 @@ def _spec(document: Document) -> SweepSpec:
     words |= {name for name, kind in target.results.items() if kind is str}
     names = [*parameters, *before, *results, *after]
     columns = {name: name in words for name in names}
-    best = BestRule(0, "time_s", (), ())
+    best = BestRule(0, target.seconds, (), ())
     with faults.kept():
-        best = _best(written.top, written.objective, columns, set(known) - set(names))
+        best = _best(written.top, written.objective, columns, set(known) - set(names), target)
     if not wrong:
         used = target.known().union(*(formula.names for formula in formulas))
         with faults.kept():
@@ -163,14 +172,16 @@ def with_top(spec: SweepSpec, count: int | None, by: str | None) -> SweepSpec:
     whole = (spec.top.model_dump() if spec.top else {}) | given
     if "count" not in whole:
         raise InputError("[top] needs a count, or --top K")
-    best = _best(part(Top, "top", whole), spec.objective, spec.columns, set())
+    best = _best(part(Top, "top", whole), spec.objective, spec.columns, set(), spec.target)
     return dataclasses.replace(spec, best=best)
 
 
 def _design(document: Document, tables: dict[str, Any]) -> Design:
     """Axes in the order of their first parameter; contents of tables are noted in `tables`."""
     faults, joint = document.faults, document.written.design
-    ranges: dict[str, dict[str, SampledRange]] = {"random": {}, "sobol": {}}
+    ranges: dict[str, dict[str, SampledRange | SampledList]] = {"random": {}, "sobol": {}}
+    read: dict[Path, Any] = {}
+    open_ = getattr(document.written.target, "kind", "") == "table"  # cells may be empty
     axes: dict[str, Axis | None] = {}
     columns: dict[str, dict[str, np.ndarray]] = {}
     for name, written in document.written.parameters.items():
@@ -179,13 +190,21 @@ def _design(document: Document, tables: dict[str, Any]) -> Design:
             if isinstance(written, TableColumn):
                 path = document.folder / written.table
                 column = written.column or name
-                frame = read_table(path)
+                if path not in read:
+                    read[path] = read_table(path)
+                frame = read[path]
                 require_columns(frame, [column], f"parameter {name}")
                 values = frame[column].tolist()
                 of_table = columns.setdefault(f"table {path}", {})
-                of_table[name] = _plain(name, values, f"in row {{}} of {path}")
+                place = f"in row {{}} of {path}"
+                of_table[name] = _cells(frame[column]) if open_ else _plain(name, values, place)
                 axes[f"table {path}"] = ListAxis(of_table)
                 tables[name] = hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+            elif isinstance(written, Drawn):
+                values = written.values if isinstance(written.values, list) else [written.values]
+                ranges[written.sample][name] = SampledList(_plain(name, values))
+                _check_sampled(name, document)
+                axes.setdefault("joint", None)
             elif not isinstance(written, Range):
                 each = np.atleast_1d(np.array(written, object))
                 flags = isinstance(written, list | bool) and all(isinstance(v, bool) for v in each)
@@ -196,9 +215,7 @@ def _design(document: Document, tables: dict[str, Any]) -> Design:
             elif written.count or written.scale == "powers_of_two":
                 axes[f"grid {name}"] = ListAxis({name: _grid(written, written.count or 0)})
             else:
-                if joint is None and "design" not in document.raw:
-                    needs = "needs a [design] with count, the number of sampled points, or a count"
-                    raise InputError(f"parameter {name} {needs} of its own")
+                _check_sampled(name, document)
                 log = written.scale == "log"
                 sampled = SampledRange(written.min, written.max, log, written.integer)
                 ranges[written.sample or "sobol"][name] = sampled
@@ -219,6 +236,13 @@ def _design(document: Document, tables: dict[str, Any]) -> Design:
     return made
 
 
+def _check_sampled(name: str, document: Document) -> None:
+    """`InputError` for a sampled parameter where nothing says how many points there are."""
+    if document.written.design is None and "design" not in document.raw:
+        needs = "needs a [design] with count, the number of sampled points, or a count"
+        raise InputError(f"parameter {name} {needs} of its own")
+
+
 def _grid(written: Range, count: int) -> np.ndarray:
     least, most = written.min, written.max
     if written.scale == "powers_of_two":
@@ -226,6 +250,15 @@ def _grid(written: Range, count: int) -> np.ndarray:
     spaced = np.geomspace if written.scale == "log" else np.linspace
     values = spaced(least, most, count)
     return np.unique(np.rint(values).astype(np.int64)) if written.integer else values
+
+
+def _cells(column: Any) -> np.ndarray:
+    """Numbers, or words where there are any; NaN and None where a cell is empty."""
+    if column.dtype.kind in "biuf":
+        return column.to_numpy(np.float64 if column.dtype.kind == "f" else np.int64)
+    empty = column.isna().to_numpy()
+    texts = [None if no else str(cell) for cell, no in zip(column, empty, strict=True)]
+    return np.array(texts, object)
 
 
 def _plain(name: str, values: list[Any], place: str = "at place {} of its list") -> np.ndarray:
@@ -247,11 +280,12 @@ def _plain(name: str, values: list[Any], place: str = "at place {} of its list")
 
 
 def _best(
-    top: Top | None, objective: Objective, columns: Mapping[str, bool], wrong: Collection[str]
-) -> BestRule:
+    top: Top | None, objective: Objective, columns: Mapping[str, bool], wrong: Collection[str],
+    target: Target,
+) -> BestRule:  # fmt: skip
     """What is kept; `wrong` are columns that would be there were they right."""
     minimise, maximise = tuple(objective.minimise), tuple(objective.maximise)
-    only = minimise[0] if len(minimise) == 1 and not maximise else "time_s"
+    only = minimise[0] if len(minimise) == 1 and not maximise else target.seconds
     by = (top.by if top else None) or only
     for name in (*minimise, *maximise, *([by] if top else [])):
         if name in wrong:

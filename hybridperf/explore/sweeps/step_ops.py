@@ -12,10 +12,12 @@ import pydantic
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traced import CollectivePricer
 from hybridperf.engine.graph import Graph, GraphBuilder
-from hybridperf.explore.sweeps.document import check_keys, is_finite
-from hybridperf.explore.sweeps.expression import Expression, parse
+from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.written import Faults, Part
+from hybridperf.fields import fields_of
 from hybridperf.io import InputError, closest, unknown
+from hybridperf.io.documents import is_finite
+from hybridperf.io.expression import Expression, parse
 from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
 from hybridperf.model.pricing import OpPricer
@@ -28,7 +30,7 @@ Size = Annotated[
     Any,  # a number or a formula of the parameters; of some ops a word, a list or a flag
     pydantic.WithJsonSchema({}),
 ]
-_COLLECTIVE_WORDS = ("lib", "lib_version", "variant", "dtype", "in_place")
+_COLLECTIVE_WORDS = fields_of("collectives").of("implementation")
 
 
 @dataclasses.dataclass(frozen=True)

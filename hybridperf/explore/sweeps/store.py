@@ -1,7 +1,9 @@
 """Where a sweep keeps finished chunks, so that it can be stopped and continued at any moment.
 
     OUT.parts/sweep.json                 which sweep the parts are of
-    OUT.parts/part-00000012-HASH.parquet one finished chunk, moved into place when it is whole
+    OUT.parts/part-00000012-HASH-SUM.parquet    one finished chunk, moved into place when it is
+                                         whole; SUM is of its bytes
+    OUT.parts/rows-SUM.parquet           rows that were given as a frame
     OUT                                  all parts in order, a row group each, with the sweep as
                                          metadata; then the parts are removed
 
@@ -51,8 +53,9 @@ class SweepStore:
 
     def __init__(self, out: str | os.PathLike, identity: Mapping[str, Any]):
         self.out, self.identity, self.hash = _behind(out), identity, str(identity["hash"])
-        self.folder = self.out.with_name(f"{self.out.name}.parts")
+        self.folder = folder_of_parts(out)
         self._again = False  # whether what OUT holds is to be replaced; it stays until then
+        self._sums: dict[int, str] = {}  # of the parts that are there, by chunk
         if not self.out.name.endswith(".parquet"):
             expected = "expected an output name ending in .parquet"
             raise InputError(f"{expected}, got {self.out.name}; rename it")
@@ -71,7 +74,7 @@ class SweepStore:
         self._again = restart
         with self._alone(), keeping(_KEPT.format(self.folder)):
             if restart:
-                for path in self.folder.glob("*.parquet"):
+                for path in self.folder.glob("part-*.parquet"):
                     path.unlink()
             if restart or not (self.is_complete() or self._describes_us()):
                 path = self.folder / "sweep.json"
@@ -88,23 +91,28 @@ class SweepStore:
         return not self._again and self.out.exists() and _hash_in(self.out) == self.hash
 
     def done(self, chunks: int) -> set[int]:
-        """Chunks whose parts are there and can be read; a damaged part is forgotten."""
-        found = set()
-        for path in self.folder.glob(f"part-*-{self.hash}.parquet"):
-            try:
-                pq.read_metadata(path)
-            except (OSError, pa.ArrowException):
+        """Chunks whose parts are there with all their bytes; a damaged part is forgotten."""
+        for path in self.folder.glob(f"part-*-{self.hash}*.parquet"):
+            _, number, _, *sums = path.stem.split("-")
+            if sums == [_sum(path.read_bytes())] and int(number) < chunks:
+                self.written(int(number), sums[0])
+            else:
                 path.unlink(missing_ok=True)
-                continue
-            found.add(int(path.name.split("-")[1]))
-        return {chunk for chunk in found if chunk < chunks}
+        return set(self._sums)
 
     def part(self, chunk: int) -> bytes:
         return self._part(chunk).read_bytes()
 
-    def write(self, chunk: int, part: bytes) -> None:
+    def write(self, chunk: int, part: bytes) -> str:
+        """Keep a part; the sum of its bytes."""
+        self.written(chunk, _sum(part))
         with self._kept(), replacing(self._part(chunk), "wb") as handle:
             handle.write(part)
+        return self._sums[chunk]
+
+    def written(self, chunk: int, sum_: str) -> None:
+        """A part of these bytes is there."""
+        self._sums[chunk] = sum_
 
     def merge(self, chunks: int) -> Iterator[pa.Table]:
         """Put all parts into OUT, in order, giving each on the way."""
@@ -132,7 +140,7 @@ class SweepStore:
                 yield file.read_row_group(group)
 
     def _part(self, chunk: int) -> Path:
-        return self.folder / f"part-{chunk:08d}-{self.hash}.parquet"
+        return self.folder / f"part-{chunk:08d}-{self.hash}-{self._sums[chunk]}.parquet"
 
     def _refuse_others(self, restart: bool) -> None:
         if restart or self.is_complete() or self._begun_over(self.out):
@@ -181,6 +189,16 @@ class SweepStore:
             yield
         except InputError as error:
             raise InputError(f"{error}; {_KEPT.format(self.folder)}") from error
+
+
+def folder_of_parts(out: str | os.PathLike) -> Path:
+    """Where what is done is kept until all is."""
+    file = _behind(out)
+    return file.with_name(f"{file.name}.parts")
+
+
+def _sum(part: bytes) -> str:
+    return hashlib.blake2b(part, digest_size=8).hexdigest()
 
 
 def _behind(path: str | os.PathLike) -> Path:

@@ -15,10 +15,12 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traffic import canonical_collective
 from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
 from hybridperf.explore.sweeps.written import Part
+from hybridperf.fields import fields_of
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, closest
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.ops import Op, columns_of, op_by_name
+from hybridperf.ops.base import op_fields
 from hybridperf.ops.table import LABELS
 
 _ANSWERS = {  # column of a prediction -> column of a sweep
@@ -26,8 +28,7 @@ _ANSWERS = {  # column of a prediction -> column of a sweep
 }  # fmt: skip
 _MARKS: dict[str, type] = {"in_range": bool, "note": str}
 _SECONDS: dict[str, type] = dict.fromkeys(_ANSWERS.values(), float)
-_COLLECTIVE_SIZES = ("bytes", "n_gpus", "n_nodes", "gpus_per_node")
-_COLLECTIVE_WORDS = ("collective", "lib", "lib_version", "variant", "dtype", "in_place")
+_COLLECTIVE = [one for one in fields_of("collectives") if one.priced]
 
 
 class OpsGiven(Part):
@@ -63,11 +64,9 @@ class OpsTarget(Target):
         return cls(model_or_datasheet(place(given.model, folder)), ops)
 
     def known(self) -> set[str]:
-        of_ops = [
-            {*cls.dimensions(), *columns_of(cls).synonyms, *columns_of(cls).text}
-            for cls, _ in self._ops.values()
-        ]
-        return {"op", "dtype", "reuse_bytes", *LABELS}.union(*of_ops)
+        of_ops = [{*cls.dimensions(), *columns_of(cls).text} for cls, _ in self._ops.values()]
+        own = {"op", "dtype", "reuse_bytes", *LABELS}.union(*of_ops)
+        return {name for field in op_fields() if field.name in own for name in field.names}
 
     def check(self, extremes: Columns, given: set[str]) -> None:
         if "dtype" not in given:
@@ -79,15 +78,14 @@ class OpsTarget(Target):
             for dimension in cls.dimensions():
                 if dimension in fixed:
                     continue
-                others = columns.synonyms.items()
-                names = [dimension, *(theirs for theirs, ours in others if ours == dimension)]
-                if not given & set(names) and dimension not in columns.optional:
+                field = op_fields()[dimension]
+                if not given & set(field.names) and dimension not in columns.optional:
                     near = closest(dimension, given)
                     raise InputError(f"a sweep of {op} needs a parameter {dimension!r}{near}")
-                for name in names:
+                for name in field.names:
                     if name in extremes and extremes[name].dtype.kind in "iuf":
                         check_positive(name, extremes[name], zero=dimension in columns.zero_allowed)
-                    elif name in extremes and not columns.words:
+                    elif name in extremes and field.kind != "flag":
                         check_positive(name, extremes[name])
 
     def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
@@ -110,17 +108,20 @@ class CollectivesTarget(Target):
         return cls(collectives_by_name(place(given.model, folder)))
 
     def known(self) -> set[str]:
-        return {*_COLLECTIVE_SIZES, *_COLLECTIVE_WORDS}
+        return {name for field in _COLLECTIVE for name in field.names}
 
     def check(self, extremes: Columns, given: set[str]) -> None:
-        for name in ("collective", "bytes", "n_gpus"):
-            if name not in given:
-                near = closest(name, given)
-                raise InputError(f"a sweep of collectives needs a parameter {name!r}{near}")
-        for collective in dict.fromkeys(extremes.get("collective", ())):
-            canonical_collective(str(collective))
-        for name in set(_COLLECTIVE_SIZES) & set(extremes):
-            check_positive(name, extremes[name], least=1.0)
+        for field in _COLLECTIVE:
+            told = [name for name in field.names if name in given]
+            if not told and field.name in ("collective", "bytes", "n_gpus"):
+                near = closest(field.name, given)
+                raise InputError(f"a sweep of collectives needs a parameter {field.name!r}{near}")
+            for name in (one for one in told if one in extremes):
+                if field.name == "collective":
+                    for collective in dict.fromkeys(extremes[name]):
+                        canonical_collective(str(collective))
+                elif field.kind in ("whole", "number"):
+                    check_positive(name, extremes[name], least=1.0)
 
     def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
         return _answers(self._model.predict(_frame(columns, self.known())), self.results)

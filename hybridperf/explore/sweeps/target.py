@@ -29,7 +29,9 @@ class Target(abc.ABC):
     Given: ClassVar[type[Part]]  # what `[target]` holds: `kind`, a literal, and its keys
     # columns that `evaluate` gives, of the kind or of what was read: float, bool or str
     results: Mapping[str, type]
+    seconds: str = "time_s"  # the result that is empty where a point is not predicted
     models: Sequence[Any] = ()  # what it asks: they tell what to know first, and what it is
+    trusted: ClassVar[bool] = True  # `trust` says how far
 
     @classmethod
     @abc.abstractmethod

@@ -17,6 +17,7 @@ n_gpus = { min = 2, max = 8, scale = "powers_of_two" }           # 2, 4, 8
 bytes = { min = 1e3, max = 1e9, count = 100 }   # in logs, or scale = "lin"; also integer = true
 x = { min = 1, max = 9 }                        # a search goes everywhere between, in log space; of
 y = { min = 1, max = 9, sample = "random" }     # a sweep those without count are one design: Sobol
+z = { values = [1, 2, 4], sample = "sobol" }    # one of these at each point of [design]
 tp = { table = "layouts.csv", column = "tp" }   # a column of a file; its columns vary together
 
 [design]                                        # of a sweep's sampled parameters
@@ -56,8 +57,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast
 import pydantic
 from pydantic import Field
 
-from hybridperf.explore.sweeps.expression import parse
 from hybridperf.io import InputError, unknown
+from hybridperf.io.expression import parse
 
 SCHEMA, SCHEMA_VERSION = "hybridperf/spec", 1
 _LONGEST_GRID = 10**7  # values of one parameter
@@ -139,7 +140,8 @@ class TableColumn(Part):
 def _form(written: Any) -> str:
     if not isinstance(written, Mapping):
         return "values"
-    return "table" if "table" in written else "range"
+    forms = {"table": "table", "values": "drawn"}
+    return next((form for key, form in forms.items() if key in written), "range")
 
 
 _PLAIN = [{"type": "number"}, {"type": "string"}, {"type": "boolean"}]
@@ -149,10 +151,20 @@ Values = Annotated[
         {"anyOf": [*_PLAIN, {"type": "array", "items": {"anyOf": _PLAIN}, "minItems": 1}]}
     ),
 ]
+
+
+class Drawn(Part):
+    """Of a sweep: one of some values at each point of [design]."""
+
+    values: Values
+    sample: Literal["sobol", "random"] = "sobol"
+
+
 Parameter = Annotated[
     Annotated[Values, pydantic.Tag("values")]
     | Annotated[Range, pydantic.Tag("range")]
-    | Annotated[TableColumn, pydantic.Tag("table")],
+    | Annotated[TableColumn, pydantic.Tag("table")]
+    | Annotated[Drawn, pydantic.Tag("drawn")],
     pydantic.Discriminator(_form),
 ]
 
@@ -362,7 +374,7 @@ def _known(path: Sequence[Any]) -> list[str]:
     section, inside = (*map(str, path), "", "")[:2]
     of_target = {"target": TARGETS[inside]} if inside in TARGETS else {}
     fields = ({**_SECTIONS, **of_target}[section]).model_fields
-    also = [*TableColumn.model_fields] if section == "parameters" else []
+    also = [*TableColumn.model_fields, "values"] if section == "parameters" else []
     return [field.alias or name for name, field in fields.items()] + also
 
 

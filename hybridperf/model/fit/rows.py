@@ -10,10 +10,12 @@ import jax
 import numpy as np
 import pandas as pd
 
+from hybridperf.fields.columns import read_whole
 from hybridperf.hardware import DeviceSpec, load_device, this_cpu
 from hybridperf.io import InputError, positive_column, require_columns
 from hybridperf.learning.inputs import Inputs, concatenate, inputs_of
 from hybridperf.model.platform import OpTable, op_table
+from hybridperf.ops.base import fields_of_table
 from hybridperf.ops.table import ParsedOps, parse_ops
 
 FOLDS = 5
@@ -82,6 +84,7 @@ def parse_measured(rows: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
 
 def usable_rows(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, dict[str, int]]:
     """(rows of `device` whose times can be trusted, how many others were left out by reason)."""
+    frame = read_whole(frame, fields_of_table(frame))
     require_columns(frame, ["op", "dtype", "time_s"], "fitting")
     if frame.empty:
         raise InputError("no rows to fit on; expected at least one")

@@ -1,6 +1,7 @@
 // An answer by itself: what a command's --json holds, drawn, and what the command printed.
 
 import { band, scatter, timeline } from "./draw.js";
+import * as grid from "./grid.js";
 import { bars, cards, folded, legend, make, notes, section, sortable, table } from "./parts.js";
 import * as units from "./units.js";
 
@@ -15,7 +16,7 @@ const SHARE = /(share|error|covered|inside|gain|mfu|goodput|overlap|chance)$/;
 const readable = (name) => name.replace(/_bytes_per_s$|_flops_per_s$|(?<!_per)_s$/, "").replaceAll("_", " ");
 
 // How a value is written, by its name, as the command line does (`report/text.py`).
-function write(name, value) {
+export function write(name, value) {
   if (!units.known(value)) return units.words(value);
   if (/bytes_per_s$/.test(name)) return units.quantity(value, "B/s");
   if (/flops_per_s$/.test(name)) return units.quantity(value, "FLOP/s");
@@ -31,11 +32,11 @@ function rowsTable(name, rows) {
   const names = [...new Set(rows.slice(0, 20).flatMap(Object.keys))].filter((one) => rows.some((row) => row[one] !== null && row[one] !== "" && typeof row[one] !== "object"));
   const columns = names.map((one) => ({ name: one, label: readable(one), words: !rows.some((row) => typeof row[one] === "number"), long: rows.some((row) => String(row[one]).length > 24), write: (value) => write(one, value) }));
   const left = rows.length - MOST_ROWS;
-  return make("div", {}, sortable(table(readable(name), columns, rows.slice(0, MOST_ROWS))), left > 0 ? make("p", { class: "quiet" }, `... ${left} more rows are not on this page`) : null);
+  return make("div", {}, sortable(table(readable(name), columns, rows.slice(0, MOST_ROWS), { name, every: rows })), left > 0 ? make("p", { class: "quiet" }, `... ${left} more rows are not on this page`) : null);
 }
 
 // Rows that no other beats: least x and least y; most of both where `sign` is -1.
-function front(points, sign = 1) {
+export function front(points, sign = 1) {
   let best = Infinity;
   return [...points].sort((a, b) => sign * (a.x - b.x) || sign * (a.y - b.y)).filter((one) => sign * one.y < best && ((best = sign * one.y), true));
 }
@@ -85,6 +86,7 @@ const DRAWN = {
     const points = rows.map((row, at) => ({ x: row.tokens_per_s_user, y: row.tokens_per_s_gpu, low: row.front ? row.tokens_per_s_gpu_low : 0, high: row.front ? row.tokens_per_s_gpu_high : 0, hue: row.within ? 2 : 7, mark: at === 0, words: told(row, names) }));
     return [scatter("Each point is a deployment; green ones are within the limits, the circle is the best. The line is the front, upright lines are its 90 % intervals.", points, { name: "tokens per second of a user", log: true }, { name: "tokens per second and GPU", log: true }, [front(points, -1)])];
   },
+  grid: (rows) => grid.figures(rows, write, front),
   steps(rows) {
     const parts = PARTS.filter((name) => rows.some((row) => row[name] > 0));
     if (!parts.length) return [];

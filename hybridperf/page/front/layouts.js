@@ -103,7 +103,7 @@ export function show(root, { form }) {
       section("The best of them",
         make("div", { class: "bar-of-buttons" }, axis, filter),
         scatter(`Each point is a layout of the best ${answer.layouts.length}; the line joins those that no other beats in both. The circle is the best. Choose points to compare them.`, points, { name, write, log: true }, { name: "time of a step", write: units.time, log: true }, [line]),
-        table("The best layouts", [{ name: "row", label: "row", write: units.whole }, { name: "pick", label: "", words: true, write: button }, { name: "layout", label: "layout", long: true }, ...PARTS.slice(0, -1).map(([id, label, one]) => ({ name: id, label, write: one }))], kept.slice(0, ROWS), { name: "layouts", chosen: (row) => picked.includes(answer.layouts.indexOf(row)) })),
+        table("The best layouts", [{ name: "row", label: "row", write: units.whole }, { name: "pick", label: "", words: true, write: button }, { name: "layout", label: "layout", long: true }, ...PARTS.slice(0, -1).map(([id, label, one]) => ({ name: id, label, write: one }))], kept.slice(0, ROWS), { name: "layouts", every: kept, chosen: (row) => picked.includes(answer.layouts.indexOf(row)) })),
       section("Two beside each other", compared()),
       section("Why the winner wins", parts(answer.compared), ...answer.compared.slice(1).map((row) => why(answer.compared[0], row)), answer.compared.some((row) => row.what === "naive") ? make("p", { class: "remark" }, `Naive: ${answer.naive}.`) : null, ...answer.memory.map((one) => make("p", {}, sentence(one)))),
       section("Launch file", make("div", { class: "bar-of-buttons" },

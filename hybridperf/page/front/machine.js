@@ -73,7 +73,7 @@ function drawCurve(answer, head) {
 
 function drawNext(answer, head) {
   const columns = Object.keys(answer.cases[0] ?? {}).map((name) => ({ name, label: name }));
-  return [copies(head), folded(`The ${answer.cases.length} shapes`, table("What to measure", columns, answer.cases.slice(0, 200))),
+  return [copies(head), folded(`The ${answer.cases.length} shapes`, table("What to measure", columns, answer.cases.slice(0, 200), { every: answer.cases })),
     table("By op", Object.keys(answer.summary[0] ?? {}).map((name) => ({ name, label: name === "removed" ? "variance removed" : name.replace(/_s$/, "").replaceAll("_", " "), words: true, write: WRITE[name] ?? ((v) => (typeof v === "number" ? units.digits(v) : units.words(v))) })), answer.summary)];
 }
 

@@ -2,6 +2,7 @@
 
 import { ask } from "./ask.js";
 import { Form } from "./form.js";
+import * as grid from "./grid_view.js";
 import { make } from "./parts.js";
 import * as layouts from "./layouts.js";
 import * as machine from "./machine.js";
@@ -11,7 +12,7 @@ import * as step from "./step.js";
 import * as tables from "./tables.js";
 import * as trace from "./trace.js";
 
-const SHOWS = { step, layouts, serving, run, machine, trace, tables };
+const SHOWS = { step, layouts, grid, serving, run, machine, trace, tables };
 const NAMES = { models: (one) => Object.keys(one.models), devices: (one) => one.devices.map((d) => d.id), systems: (one) => one.systems.map((s) => s.id) };
 const place = (id) => document.getElementById(id);
 const views = await (await fetch("views.json")).json();

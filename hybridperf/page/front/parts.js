@@ -26,7 +26,8 @@ export function cards(items) {
   return make("dl", { class: "cards" }, ...made);
 }
 
-// A table that scrolls by itself. Columns: { name, label, write, number, long }.
+// A table that scrolls by itself, with its rows as a file. Columns: { name, label, write, number,
+// long }; more.every: the rows of the file where not all of them are shown.
 export function table(caption, columns, rows, more = {}) {
   const kind = (column) => (column.write && !column.words ? "number" : column.long ? "long" : undefined);
   const head = make("tr", {}, ...columns.map((one) => make("th", { scope: "col", class: kind(one) }, one.label)));
@@ -39,7 +40,23 @@ export function table(caption, columns, rows, more = {}) {
     return make("tr", { class: more.chosen?.(row, at) ? "chosen" : undefined }, ...cells);
   });
   const made = make("table", { "data-name": more.name }, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
-  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, made);
+  const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, made);
+  const every = more.every ?? rows;
+  const save = make("button", { type: "button", class: "save", "aria-label": `CSV: ${caption}`, onclick: () => saved(`${more.name ?? "table"}.csv`, csv(every)) }, "CSV");
+  return make("div", {}, scroll, every.length ? save : null);
+}
+
+// Rows of an answer as RFC 4180 has them: every number whole, in SI units; lists and gaps are left out.
+export function csv(rows) {
+  const names = [...new Set(rows.flatMap((row) => Object.keys(row).filter((name) => ["number", "string", "boolean"].includes(typeof row[name]))))];
+  const cell = (value) => (/[",\r\n]/.test(value ?? "") ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
+  return [names, ...rows.map((row) => names.map((name) => row[name]))].map((line) => `${line.map(cell).join(",")}\r\n`).join("");
+}
+
+function saved(name, text) {
+  const link = make("a", { href: URL.createObjectURL(new Blob([text], { type: "text/csv" })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 // The same table, whose rows a click on a header sorts: by numbers where there are, else by words.

@@ -42,6 +42,22 @@ function drawStep(answer, head) {
   ];
 }
 
+const COMPARED = [["predicted_s", "time of a step", units.time], ["tokens_per_s", "tokens per second", units.count], ["mfu", "MFU", units.percent], ["memory_bytes", "memory of the fullest GPU", units.bytes], ...PARTS.map(([name, label]) => [name, label, units.time])];
+
+// The same step on two accelerators, number by number.
+function drawBeside(one, other, head) {
+  if (other.predicted_s === null) return [section(`On ${other.gpu}`, make("p", { class: "error", role: "alert" }, other.note.replace(/^row 1: /, "")), copies(head))];
+  const [from, to] = [one.gpu, other.gpu];
+  const rows = COMPARED.map(([name, label, write]) => ({ what: label, [from]: one[name], [to]: other[name], times: other[name] / one[name], write }));
+  const number = (value, row) => row.write(value);
+  const sure = one.high_s < other.low_s || other.high_s < one.low_s;
+  return [section(`${to} beside ${from}`,
+    cards([[`time of a step on ${to}`, units.time(other.predicted_s), units.interval(other.low_s, other.high_s), other.predicted_s]]),
+    make("p", {}, `${units.digits(other.predicted_s / one.predicted_s)} times as long as on ${from}; the two intervals ${sure ? "are apart" : "overlap"}. Its links are those of its own system, or of its datasheet where none is known.`),
+    table("Both, number by number", [{ name: "what", label: "" }, { name: from, label: from, write: number }, { name: to, label: to, write: number }, { name: "times", label: "times", write: units.digits }], rows, { name: "beside" }),
+    copies(head), notes(other.note))];
+}
+
 export function show(root, { form, set }) {
   let base = null; // the answer that sliders of the machine start from
   const result = make("p", { role: "status", "aria-live": "polite" });
@@ -52,8 +68,13 @@ export function show(root, { form, set }) {
     const good = answer.rows[0].predicted_s !== null;
     inside.node.hidden = !good || step.node.hidden;
     if (good) inside.ask(values);
+    if (good && values.beside) beside.ask({ ...values, gpu: values.beside, system: "" });
+    else beside.clear();
+    first = answer.rows[0];
     return drawStep(answer, head);
-  }, { refused: () => { inside.node.hidden = true; }, say: (answer) => (answer.rows[0].predicted_s ? `${units.time(answer.rows[0].predicted_s)} a step, ${units.interval(answer.rows[0].low_s, answer.rows[0].high_s)}` : "") });
+  }, { refused: () => { inside.node.hidden = true; beside.clear(); }, say: (answer) => (answer.rows[0].predicted_s ? `${units.time(answer.rows[0].predicted_s)} a step, ${units.interval(answer.rows[0].low_s, answer.rows[0].high_s)}` : "") });
+  let first = null; // the row that another accelerator stands beside
+  const beside = new Asked("step", "step", (answer, head) => drawBeside(first, answer.rows[0], head), { wait: 100 });
   const inside = new Asked("step", "inside", (answer, head) => drawInside(answer, head), { wait: 700, stop: true });
   const program = new Asked("step", "program", (answer, head) => drawInside(answer, head), { wait: 300, stop: true });
   const whatIf = new Asked("step", "what_if", (answer, head) => {
@@ -162,7 +183,7 @@ export function show(root, { form, set }) {
     return made;
   }
 
-  root.append(step.node, inside.node, program.node);
+  root.append(step.node, beside.node, inside.node, program.node);
   return {
     refused: (words) => program.refused(words),
     changed(values, name) {
@@ -176,6 +197,7 @@ export function show(root, { form, set }) {
       step.node.hidden = given;
       if (given) {
         inside.node.hidden = true;
+        beside.clear();
         program.ask(asked);
         return;
       }

@@ -23,7 +23,7 @@ function draw(answer, head) {
     copies(head),
     make("p", { class: "quiet" }, "A step lasts as long as the slowest forward pass, the slowest backward pass and two all-to-alls, of bags and of their gradients."),
     section("Work of each device", bars(answer.per_rank.map((row) => ({ label: `device ${row.rank}`, parts: seconds.map((one, hue) => [row[one], hue]), words: units.time(sum(row)) })), Math.max(...answer.per_rank.map(sum))), legend(seconds.map((one, hue) => [label(one), hue])), table("Devices", columnsOf(answer.per_rank), answer.per_rank)),
-    section("Which device holds which table", table(`${units.whole(answer.per_table.length)} tables`, columnsOf(answer.per_table), answer.per_table.slice(0, 300))),
+    section("Which device holds which table", table(`${units.whole(answer.per_table.length)} tables`, columnsOf(answer.per_table), answer.per_table.slice(0, 300), { every: answer.per_table })),
     section("Methods that were tried", make("p", { class: "quiet" }, "Those that are fused are priced as the one kernel that looks up all tables of a device, the others by the sum of their tables (sums)."), table("Candidates", columnsOf(answer.candidates), answer.candidates)),
   ];
 }

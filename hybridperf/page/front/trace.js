@@ -27,8 +27,8 @@ function drawSummary(answer, head) {
       cards([["first to last work", units.time(longest.gpu_span_s), longest.gpu, longest.gpu_span_s], ["busy", units.time(longest.gpu_busy_s), units.percent(longest.gpu_busy_s / longest.gpu_span_s), longest.gpu_busy_s], ["idle", units.time(longest.idle_s), "by what it waited for, below", longest.idle_s]]),
       bars(parts, Math.max(...PARTS.map((one) => longest[one] ?? 0)))),
     section("All steps", bars(answer.steps.slice(0, 40).map((row) => ({ label: named(row), parts: PARTS.map((one, hue) => [row[one] ?? 0, hue]), words: units.time(sum(row)), title: PARTS.map((one) => `${readable(one)} ${units.time(row[one])}`).join(", ") })), sum(longest)), legend(PARTS.map((one, hue) => [readable(one), hue])), table("Steps", columnsOf(answer.steps, 30).slice(1), answer.steps.slice(0, 100))),
-    section("Top ops", table("By device time", columnsOf(answer.ops), answer.ops.slice(0, 25))),
-    section("Top kernels", table("By time", columnsOf(answer.kernels), answer.kernels.slice(0, 25))),
+    section("Top ops", table("By device time", columnsOf(answer.ops), answer.ops.slice(0, 25), { every: answer.ops })),
+    section("Top kernels", table("By time", columnsOf(answer.kernels), answer.kernels.slice(0, 25), { every: answer.kernels })),
   ];
 }
 

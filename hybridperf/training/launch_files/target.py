@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.explore.sweeps.expression import Expression, parse
 from hybridperf.io import InputError, unknown
+from hybridperf.io.expression import Expression, parse
 from hybridperf.training.launch_files.facts import COUNTS, Facts, alike
 
 Settings = dict[str, Any]

@@ -33,8 +33,7 @@ import numpy as np
 
 from hybridperf.engine.closed import least_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
-from hybridperf.explore.sweeps import cluster
-from hybridperf.explore.sweeps.progress import Progress
+from hybridperf.io import workers as workers_of_dask
 from hybridperf.model.step_effects import slowest_of
 from hybridperf.training.plans.costs import (
     PLACED,
@@ -48,6 +47,7 @@ from hybridperf.training.plans.costs import (
     times,
 )
 from hybridperf.training.plans.economy import Economy, score
+from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import (
     LayoutSpace,
@@ -248,7 +248,7 @@ class Search:
                     break  # workers begin once something rules layouts out
             if (first := next(waiting, None)) is not None:
                 left = itertools.chain([first], waiting)
-                yield from cluster.each(
+                yield from workers_of_dask.each(
                     _on_worker, (self,), left, "plan", workers, scheduler, large=True
                 )
 
@@ -296,5 +296,5 @@ def _where(kept: Kept, some: np.ndarray) -> Kept:
 
 
 def _on_worker(search: Search, piece: int, most: float, cores: list[int] | None) -> Kept:
-    cluster.pin(cores)
+    workers_of_dask.pin(cores)
     return search.priced(piece, most, threads=1)

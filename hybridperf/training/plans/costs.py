@@ -35,8 +35,8 @@ from hybridperf.engine.step_features import (
     StepFeatures,
     StepParts,
 )
-from hybridperf.explore.sweeps.progress import Progress
 from hybridperf.model.step_effects import StepEffects
+from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import LayoutSpace, Place, unique_rows
 from hybridperf.training.steps.cells import (

@@ -10,7 +10,7 @@ Messages that hide behind arithmetic draw nothing of their own: the device is at
 waiting for other stages and for the host is idle.
 
 Rates come from the shipped prices (assumptions, each with its date) and a user's file over them
-(`explore/sweeps/prices.py`): `<device>_usd_per_hour` or `gpu_usd_per_hour`, `gpu_w`,
+(`hardware/prices.py`): `<device>_usd_per_hour` or `gpu_usd_per_hour`, `gpu_w`,
 `gpu_idle_w`, `gpu_message_share`, `host_w`, `pue`, `usd_per_kwh`. Full clock is the
 device's own TDP unless the user's file gives `gpu_w`.
 """
@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from hybridperf.engine.step_features import StepParts
-from hybridperf.explore.sweeps.prices import UnitPrice, read_prices
 from hybridperf.hardware import DeviceSpec
+from hybridperf.hardware.prices import UnitPrice, read_prices
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array
 
@@ -70,7 +70,8 @@ class Economy:
     @property
     def owned(self) -> bool:
         """Whether the devices are the user's own: he pays no rent but the meter."""
-        return self.usd_per_hour == 0
+        # a rent that JAX traces is one
+        return isinstance(self.usd_per_hour, int | float) and self.usd_per_hour == 0
 
     @property
     def money(self) -> str:

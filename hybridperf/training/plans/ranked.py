@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from hybridperf.explore.sweeps.front import undominated
+from hybridperf.engine.pareto import undominated
 from hybridperf.io import InputError, unknown
 from hybridperf.model.variance import beyond_by_stalls, ends
 from hybridperf.training.plans.bounds import BoundedLayouts

@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.explore.sweeps import cluster
-from hybridperf.explore.sweeps.progress import Progress
 from hybridperf.io import InputError, unknown
+from hybridperf.io import workers as workers_of_dask
 from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.plans import explain, table
 from hybridperf.training.plans.arguments import narrowed, number_of_tokens, whole_numbers
@@ -36,6 +35,7 @@ from hybridperf.training.plans.bounds import BoundedLayouts, Search
 from hybridperf.training.plans.costs import PricedSpace, bytes_of, price_space
 from hybridperf.training.plans.economy import economy
 from hybridperf.training.plans.layout_text import counted, layout_words
+from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.ranked import (
     OBJECTIVES,
     RankedLayouts,
@@ -156,7 +156,7 @@ def plan(
     total = None if tokens is None else number_of_tokens(tokens)
     narrow = None if only is None else narrowed(only)
     most = None if limit is None else whole_numbers("limit", limit)[0]
-    cluster.check_workers(workers, scheduler)
+    workers_of_dask.check_workers(workers, scheduler)
     progress = Progress(say)
     began = time.perf_counter()
     with without_collector():

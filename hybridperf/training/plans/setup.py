@@ -2,7 +2,7 @@
 effects.
 
 A framework's habits (kernels, attention, bytes of gradients, what overlaps) are those that rows of
-measured steps are understood by (`transformer/frameworks.toml`); its memory knobs, where some were
+measured steps are understood by (`fields/frameworks/`); its memory knobs, where some were
 fitted, come with it.
 """
 

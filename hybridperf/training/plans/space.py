@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridperf.explore.sweeps.progress import Progress
 from hybridperf.io import InputError, unknown
+from hybridperf.training.plans.progress import Progress
 from hybridperf.workloads.transformer import TransformerShape
 from hybridperf.workloads.transformer.columns import (
     FOLDED,
@@ -44,8 +44,8 @@ from hybridperf.workloads.transformer.groups import Span, span
 from hybridperf.workloads.transformer.layout import ORDER, Layout, Layouts, Order
 
 # Of every framework. Some need a backward pass cut in two: `schedules` of a framework that has them
-# (`frameworks.toml`), or whoever asks for them by name. Chimera, priced within 6 %, has a chooser
-# of its own (`studies/chimera.py`)
+# (`fields/frameworks/`), or whoever asks for them by name. Chimera, priced within 6 %, has a
+# chooser of its own (`studies/chimera.py`)
 PLANNED_SCHEDULES = ("1f1b", "gpipe", "interleaved")
 _BY_NAME = (*PLANNED_SCHEDULES, *(SCHEDULES[code] for code in SPLITS_BACKWARD))
 # what may be narrowed; the last four follow from the others

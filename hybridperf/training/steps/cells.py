@@ -31,7 +31,7 @@ from hybridperf.model import PerfModel
 from hybridperf.model.calls import Call, CollectiveCall
 from hybridperf.model.step_effects import sustained_s
 from hybridperf.model.step_table import alone_seconds, step_table
-from hybridperf.model.unmeasured import Unmeasured
+from hybridperf.model.unmeasured import Told, Unmeasured
 from hybridperf.workloads.transformer import embedding_head, layers
 from hybridperf.workloads.transformer.columns import RECOMPUTE
 from hybridperf.workloads.transformer.config import TransformerConfig, fields_entering
@@ -82,6 +82,7 @@ class Prices:
     once: dict[Any, Any] = dataclasses.field(default_factory=dict)
     # what was not measured, by what it depends on
     by_machine: dict[Any, Unmeasured] = dataclasses.field(default_factory=dict)
+    probed: dict[Any, Told] = dataclasses.field(default_factory=dict)  # by call that stands for it
     _numbers: dict[Call, int] = dataclasses.field(default_factory=dict)
     _in_step: dict[Call, int] = dataclasses.field(default_factory=dict)
     # by number, with room for more; NaN: not priced yet

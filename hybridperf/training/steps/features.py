@@ -194,7 +194,7 @@ def unmeasured_of(config: TransformerConfig, prices: Prices) -> Unmeasured:
     """What was not measured of a row's machine."""
     key = _measured_by(config)
     if key not in prices.by_machine:
-        prices.by_machine[key] = unmeasured(prices.model, probes(config))
+        prices.by_machine[key] = unmeasured(prices.model, probes(config), prices.probed)
     return prices.by_machine[key]
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 from hybridperf.fields.columns import read_columns
 from hybridperf.hardware import canonical_dtype
 from hybridperf.ops.attention_kernels import SHARES
+from hybridperf.training.steps.names import aliases
 from hybridperf.training.steps.record import FIELDS, SIZES
 from hybridperf.training.steps.row_layout import layout_columns, yes_or_no
 from hybridperf.training.steps.rows import Question, resolve
@@ -23,15 +24,14 @@ from hybridperf.workloads.transformer import TransformerShape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.zoo import published_as
 
-# words of rows for a scheme in which layers multiply; "" is their number format
-_PRECISIONS = {"fp8": "fp8", "fp8_block": "mxfp8", "nvfp4": "nvfp4"}
 # follow from others in a model without a name; those of one that is published are not assumed
 _FOLLOWING = ("family", "ffn", "kv_heads", "head_dim")
 
 
 def precision_word(dtype: str, quant: str) -> str:
     """A precision as rows of steps call it."""
-    return _PRECISIONS.get(quant, canonical_dtype(dtype))
+    words = {one["quant"]: word for word, one in aliases()["precision"].items() if "quant" in one}
+    return words.get(quant, canonical_dtype(dtype))
 
 
 def habit_columns(config: TransformerConfig) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A step fails where its fullest rank needs more than the device can give, or wher
 run: fewer micro-batches than a pipeline needs to fill (m < p - 1), or no more layers than stages,
 so that one stage has none. Of 858 runs that failed in the sweep this was first fitted to, memory
 alone tells 89 %, both together 95 %. Such rules are a framework's own habits (`starves` in
-`transformer/frameworks.toml`): nanotron ends there, others run such layouts slowly.
+`fields/frameworks/`): one of them ends there, others run such layouts slowly.
 
 Knobs are fitted to logs of peaks: robust, and held near counts by beliefs (`MEMORY_PRIORS`). A
 framework's fitted ones lie in `memory_knobs.toml` with what they were fitted on. Axes: N configs,

@@ -1,8 +1,9 @@
-"""Names in rows of training steps: which device, fabric, framework, precision a row's words mean.
+"""Names in rows of training steps: which device, fabric, publisher, precision a row's words mean.
 
 Everything lies in `names.toml`; here it is only looked up. A row says its accelerator in `gpu`, as
 a driver, a datasheet, a cluster or a submission calls it ("XE9680x8H100-SXM-80GB", "h100_80gb",
-"System: DGX-GB200"), and its network, if at all, somewhere in its other words.
+"System: DGX-GB200"), and its network in `network`. What published tables say in prose,
+`published_rows.py` reads.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def aliases() -> Mapping[str, Any]:
 
 def machine(
     gpu: str,
-    context: str,
+    network: str,
     device: str | None = None,
     system: str | None = None,
     row_system: str = "",
@@ -97,12 +98,12 @@ def machine(
 
     Args:
         gpu: what the row calls its accelerator.
-        context: its other words, joined.
+        network: that of its nodes, as `names.toml` calls it; "" for none.
         device: in place of the row's own.
         system: in place of the row's own.
         row_system: what the row calls its system.
     """
-    return _machine(gpu, context, device, system, row_system, *contents(device, system))
+    return _machine(gpu, network, device, system, row_system, *contents(device, system))
 
 
 def contents(*names: str | None) -> list[bytes]:
@@ -119,7 +120,7 @@ def contents(*names: str | None) -> list[bytes]:
 @functools.lru_cache(4096)
 def _machine(
     gpu: str,
-    context: str,
+    network: str,
     device: str | None,
     system: str | None,
     row_system: str,
@@ -135,7 +136,7 @@ def _machine(
         notes.append(odd)
     if device and gpu and _called(gpu) not in ("", spec.id):
         notes.append(f"device {spec.id} was given, in place of the row's gpu {gpu}")
-    cluster = _entry("cluster", plain(f"{context} {gpu}")) or {}
+    cluster = aliases()["network"].get(network or network_called(plain(gpu)), {})
     own = cluster.get("system") or found.get("system")
     unknown = ""
     if row_system and not system:
@@ -179,7 +180,7 @@ def _machine(
 
 def _of_gpu(gpu: str) -> dict[str, Any]:
     """What is known of the accelerator that a row calls so; `InputError` for nothing."""
-    if found := _entry("gpu", plain(gpu)):
+    if found := _gpu_called(plain(gpu)):
         return found
     if driver := _called(gpu):
         return {"device": driver}
@@ -192,7 +193,7 @@ def _of_gpu(gpu: str) -> dict[str, Any]:
 def _of_device(device: str) -> dict[str, Any]:
     """What is known of a device that is given: the same as of a row whose `gpu` is its name."""
     spec = load_device(device)
-    named = _entry("gpu", plain(spec.id))
+    named = _gpu_called(plain(spec.id))
     found = named if named and named["device"] == spec.id else {"device": spec.id}
     return {**found, "model": device} if device.endswith(".toml") else found
 
@@ -207,7 +208,7 @@ def _other_memory(gpu: str, spec: DeviceSpec) -> str:
 
 def _called(gpu: str) -> str:
     """The device that a row means by its `gpu`, "" where nobody knows."""
-    found = _entry("gpu", plain(gpu))
+    found = _gpu_called(plain(gpu))
     return str(found["device"]) if found else device_id(gpu) or device_called(gpu)
 
 
@@ -233,24 +234,18 @@ def _rack(fabric: SystemSpec, domain: int) -> SystemSpec:
     return fabric.model_copy(update={"accelerators_per_node": domain, **more})
 
 
-@functools.lru_cache(4096)
-def of_source(table: str, source: str) -> Any:
-    """What a table of aliases tells of the rows of a source; None for nothing.
-
-    `source`: the framework that wrote them; `habits`: what they have otherwise than other users of
-    it; `doubted`: why what they tell of recomputation is doubtful.
-    """
-    text = plain(source)
-    found = (value for start, value in aliases()[table].items() if text.startswith(start))
-    return next(found, None)
+@functools.cache
+def publishers() -> tuple[str, ...]:
+    """All whose rows are known to differ from those of other users of their framework."""
+    return tuple(aliases()["publisher"])
 
 
-def variant(framework: str, said: str) -> str:
-    """The variant of a framework that a word of a row's own note or source names, else it."""
-    joined = said.lower().replace("async tp", "asynctp").replace("llm.c", "llmc")
-    words = set(re.findall(r"[a-z]+", joined))
-    known = aliases()["variant"].get(framework, {})
-    return str(next((name for word, name in known.items() if word in words), framework))
+@functools.cache
+def publisher(name: str) -> Mapping[str, Any]:
+    """What holds of all rows that one publishes (`names.toml`); nothing of an unknown one."""
+    known = aliases()["publisher"]
+    own = known.get(name, {})
+    return {**known.get(own.get("like", ""), {}), **own}
 
 
 def release_of(said: str) -> str:
@@ -259,9 +254,16 @@ def release_of(said: str) -> str:
     return found[0] if found else ""
 
 
-def _entry(table: str, text: str) -> dict[str, Any] | None:
-    entries = (dict(one) for one in aliases()[table] if re.search(_expression(one["says"]), text))
-    return next(entries, None)
+def network_called(text: str) -> str:
+    """The network that a text names, in lower case with underscores; "" for none."""
+    known = aliases()["network"].items()
+    said = (name for name, one in known if "says" in one and re.search(one["says"], text))
+    return next(said, "")
+
+
+def _gpu_called(text: str) -> dict[str, Any] | None:
+    known = aliases()["gpu"]
+    return next((dict(one) for one in known if re.search(_expression(one["says"]), text)), None)
 
 
 @functools.cache

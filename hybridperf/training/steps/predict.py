@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,6 @@ from hybridperf.training.steps.memory_fit import (
     fitting,
     peak_bytes,
 )
-from hybridperf.training.steps.names import of_source
 from hybridperf.training.steps.plausibility import (
     lower_bounds_s,
     model_flops,
@@ -89,7 +88,7 @@ class PredictedSteps:
 def predict_steps(
     frame: pd.DataFrame, device: str | None = None, system: str | None = None,
     host: Host | None = None, fit_on: pd.DataFrame | None = None, knobs: Adaptation | None = None,
-    cache: PriceCache | None = None,
+    cache: PriceCache | None = None, places: Iterable[int] | None = None,
 ) -> PredictedSteps:  # fmt: skip
     """Predict each row of a table of training steps (`data/README.md`).
 
@@ -101,6 +100,7 @@ def predict_steps(
         fit_on: measured rows that step effects are fitted to.
         knobs: step effects that were fitted before; without either, beliefs alone count.
         cache: prices kept between calls; None: those of this process.
+        places: of the rows in the table that they are a part of, for messages; None: from 1 on.
     """
     if fit_on is not None and knobs is not None:
         raise InputError("expected rows to fit on or fitted knobs, got both; give one of them")
@@ -110,7 +110,7 @@ def predict_steps(
     known = knobs or Adaptation({}, host=host)
     if fit_on is not None:
         known, remarks = adaptation(fit_on, cache, host, device=device, system=system)
-    resolved = resolve(frame, device, system)
+    resolved = resolve(frame, device, system, places)
     questions, asked = resolved.unique()
     batch = cache.priced(questions)
     notes: dict[int, str] = {}
@@ -166,7 +166,7 @@ def _doubtful(batch: Batch, known: Adaptation) -> list[int]:
     def doubted(row: ResolvedRow) -> bool:
         judged = row.source in known.likelihoods
         recomputes = row.config is not None and row.config.layout.recompute != "none"
-        return recomputes and not judged and bool(of_source("doubted", row.source))
+        return recomputes and not judged and bool(row.question.doubted)
 
     return _fitting(batch, [doubted(row) for row in batch.rows], "none")
 
@@ -262,7 +262,7 @@ def _fill(
         if len(without):
             times.meet(_Times.of(without, known, deviates=False), np.array(doubtful)[without.at])
         for row in doubtful:
-            why = of_source("doubted", batch.rows[row].source)
+            why = batch.rows[row].question.doubted
             notes[int(batch.at[row])] = _UNSURE.format(why=why)
     at, step_s = batch.at, np.exp(times.log_s)
     out["predicted_s"][at] = step_s

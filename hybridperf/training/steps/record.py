@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,40 +69,22 @@ class Record:
     def count(self, field: str) -> int | None:
         """A whole number of 1 or more, None for nothing."""
         said = self.said.get(field)
-        return _whole(field, said) if type(said) is str else said
+        return FIELDS[field].count(said) if type(said) is str else said
 
     def yes(self, field: str) -> bool | None:
         """Yes or no, None for nothing."""
-        found = FIELDS[field].meant(self.text(field))
-        if found is None:
-            raise Refused(f"expected yes or no in {field}, got {self.text(field)!r}")
+        found = self.word(field)
         return found == YES if found else None
 
     def word(self, field: str) -> str:
         """One of the field's words, "" for nothing."""
-        found = FIELDS[field].meant(self.text(field))
-        if found is None:
-            legal, given = FIELDS[field].legal, self.text(field)
-            raise Refused(f"expected a {field} of {legal}, got {given!r}")
-        return found
+        return FIELDS[field].word(self.text(field))
 
     def assume(self, field: str, value: Any) -> Any:
         """`value`, which the row does not give."""
         self.notes.append(f"{field} {value} assumed")
         self.assumed.add(field)
         return value
-
-
-@functools.lru_cache(65536)
-def _whole(field: str, text: str) -> int:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 1 or value != int(value):
-        given = repr(text) if math.isnan(value) else text.removesuffix(".0")
-        raise Refused(f"expected a whole number of 1 or more in {field}, got {given}")
-    return int(value)
 
 
 def unique_records(
@@ -132,18 +113,22 @@ def whole_numbers(record: dict[str, str]) -> dict[str, Any]:
 @functools.lru_cache(65536)
 def _counted(field: str, text: str) -> Any:
     try:
-        return _whole(field, text)
-    except Refused:  # said of the row
+        return FIELDS[field].count(text)
+    except InputError:  # said of the row
         return text
 
 
-def row_names(frame: pd.DataFrame) -> list[str]:
-    """How a message calls each row [R]: its place, counted from 1, and its id."""
+def row_names(frame: pd.DataFrame, places: Iterable[int] | None = None) -> list[str]:
+    """How a message calls each row [R]: its place and its id.
+
+    `places`: of rows that are a part of a table, in that; None: counted from 1.
+    """
+    at = range(1, len(frame) + 1) if places is None else places
     if "id" not in frame:
-        return [f"row {at}" for at in range(1, len(frame) + 1)]
+        return [f"row {place}" for place in at]
     codes, texts = _cells(frame["id"])
     shown = [*(f" ({text})" if text else "" for text in texts), ""]
-    return [f"row {at}{shown[code]}" for at, code in enumerate(codes.tolist(), 1)]
+    return [f"row {place}{shown[code]}" for place, code in zip(at, codes.tolist(), strict=True)]
 
 
 def positive_numbers(frame: pd.DataFrame, name: str) -> np.ndarray:

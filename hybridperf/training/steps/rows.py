@@ -2,7 +2,7 @@
 missing or contradicts itself.
 
 Both schemas are read (`data/README.md`): that of published steps and vTrain's. A row's own words
-come first, then its framework's habits (`transformer/frameworks.toml`), and each habit that was
+come first, then its framework's habits (`fields/frameworks/`), and each habit that was
 used stands in the row's notes. What cannot be predicted is refused with one sentence that names the
 row and the rule; what contradicts itself is predicted by its layout and flagged.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from hybridperf.ops.attention_kernels import SHARES
 from hybridperf.training.steps import names
 from hybridperf.training.steps.names import Machine, plain
 from hybridperf.training.steps.plausibility import contradictions
+from hybridperf.training.steps.published_rows import with_told
 from hybridperf.training.steps.record import (
     FIELDS,
     Record,
@@ -55,8 +56,7 @@ from hybridperf.workloads.transformer.step import refuse_unmodelled
 
 _FAR = 2.0  # how many times beyond what was measured is said
 _WIDEST_FUSED_HEAD = 256  # of FlashAttention's kernels and cuDNN's
-_CONTEXT = ("source", "section", "system_detail", "gpu")
-_NUMBERS, _WORDS = FIELDS.of("numbers"), FIELDS.of("words", "config")
+_NUMBERS, _WORDS = FIELDS.of("numbers"), FIELDS.of("words", "config", "prose")
 
 
 @dataclasses.dataclass(eq=False)  # frozen ones take four times as long to make
@@ -75,6 +75,7 @@ class Question:
     whole_node: int = 1  # GPUs of a node that runs take whole
     global_batch: int | None = None  # as it is given
     recompute_open: bool = False  # the framework's habit is assumed
+    doubted: str = ""  # why what its publisher says of recomputation is
 
 
 class ResolvedRow(NamedTuple):
@@ -141,11 +142,12 @@ class ResolvedRows:
 
 @without_collector()
 def resolve(
-    frame: pd.DataFrame, device: str | None = None, system: str | None = None
-) -> ResolvedRows:
+    frame: pd.DataFrame, device: str | None = None, system: str | None = None,
+    places: Iterable[int] | None = None,
+) -> ResolvedRows:  # fmt: skip
     """Understand each row of a table of training steps; a row that is wrong is refused by itself.
 
-    `device`, `system`: in place of the rows' own.
+    `device`, `system`: in place of the rows' own; `places`: as of `row_names`.
 
     Raises:
         InputError: for a device or system that nobody knows, and a table without a model.
@@ -169,7 +171,7 @@ def resolve(
         frame, [one.config for one in questions], [one.machine for one in questions],
         [one.global_batch for one in questions], of,
     )  # fmt: skip
-    asked = zip(of.tolist(), row_names(frame), strict=True)
+    asked = zip(of.tolist(), row_names(frame, places), strict=True)
     rows = [
         ResolvedRow(questions[one], name, flags.get(place, ()))
         for place, (one, name) in enumerate(asked)
@@ -220,6 +222,7 @@ class _Words:
     said: Mapping[str, str]
     source: str
     framework: str
+    publisher: Mapping[str, Any]
     release: str = ""
     foreign: bool = False
     shape: TransformerShape | None = None
@@ -240,18 +243,19 @@ class _Words:
     @staticmethod
     def of(said: Mapping[str, str], device: str | None, system: str | None) -> _Words:
         """What a record says; what is wrong is remembered, and raised by `layout`."""
+        said = with_told(said)
         row = Record(said)
-        source, fewer = row.text("source"), None
-        if open_ := (names.of_source("unsaid", source) or {}).get(plain(row.text("model"))):
+        publisher, fewer = names.publisher(plain(row.text("publisher"))), None
+        if open_ := publisher.get("unsaid", {}).get(plain(row.text("model"))):
             if few := open_.get("few"):
                 of_few = {**open_["columns"], **few["columns"], **said, "model": open_["model"]}
                 fewer = few["samples"], _Words.of(of_few, device, system)
                 fewer[1].notes = (open_["note"], *fewer[1].notes)
             said = {**open_["columns"], **said, "model": open_["model"]}
             row = Record(said, [open_["note"]])
-        framework = plain(row.text("framework")) or str(names.of_source("source", source) or "")
-        framework = names.variant(framework, f"{row.text('note')} {source}")
-        found = _Words(said, source, framework, fewer=fewer)
+        framework = plain(row.text("framework")) or publisher.get("framework", "")
+        framework = row.text("variant") or framework
+        found = _Words(said, row.text("source"), framework, publisher, fewer=fewer)
         try:
             found._understand(row, device, system)
         except (Refused, InputError) as error:
@@ -267,16 +271,17 @@ class _Words:
         elif not row.text("framework"):
             row.notes.append(f"framework {self.framework} assumed, which its source runs")
         own: Mapping[str, Any] = {}
-        of_source = names.of_source("source", self.source) or self.framework
-        if self.framework.startswith(of_source) and not self.foreign:
-            own = names.of_source("habits", self.source) or {}
+        row.word("publisher")  # of those that are known
+        theirs = self.publisher.get("framework", self.framework)
+        if self.framework.startswith(theirs) and not self.foreign:
+            own = self.publisher.get("habits", {})
         self._release(row, own.get("release", ""))
         self.shape = row_shape(row)
-        context = " ".join(row.text(name) for name in _CONTEXT)
         gpu = row.text("gpu")
         if not gpu and not device:
             raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
-        self.machine = names.machine(gpu, context, device, system, row.text("system"))
+        network = row.word("network")
+        self.machine = names.machine(gpu, network, device, system, row.text("system"))
         dtype, quant = _precision(row)
         self.asked = {
             "framework": self.framework, "device": self.machine.spec, "dtype": dtype,
@@ -306,7 +311,7 @@ class _Words:
     def _release(self, row: Record, of_source: str) -> None:
         """Take the release that a row says or that is assumed, and the framework of it."""
         habits, given = framework_habits()[self.framework], row.text("release")
-        self.release = names.release_of(given or row.text("section"))
+        self.release = names.release_of(given)
         later = habits.get("releases", {})
         if given and later and not self.release:
             raise Refused(f"expected year and month, such as 26.06, in release, got {given!r}")
@@ -378,6 +383,7 @@ class _Words:
             config, machine, self.source, self.framework, notes, release=self.release,
             foreign=self.foreign, whole_node=whole, global_batch=row.count("global_batch"),
             recompute_open="recompute" in row.assumed,
+            doubted=self.publisher.get("doubts_recompute", ""),
         )  # fmt: skip
 
     def _config(self, row: Record, layout: Layout) -> tuple[TransformerConfig, list[str]]:

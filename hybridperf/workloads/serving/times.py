@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.step_times import StepTimes, chain_seconds, chain_seconds_by
+from hybridperf.engine.workload import Workload
 from hybridperf.hardware import DeviceSpec
-from hybridperf.io.namespace import Array, array_module
+from hybridperf.io.namespace import Array, array_module, fresh_views
 from hybridperf.model import PerfModel, Platform
 from hybridperf.model.calls import Call, CallChain
 from hybridperf.workloads.serving.deployment import Deployment, decodes_as_prompts
@@ -113,6 +115,24 @@ def step_times_by(
     listed = _listed(model, [deployment], all_reduce, sizes or Sizes())
     seconds_by = chain_seconds_by(model, listed.rows, listed.chains)
     return lambda platform: listed.times(seconds_by(platform))[0]
+
+
+def steps_as_rows(
+    model: PerfModel, deployment: Deployment, all_reduce: str = "", sizes: Sizes | None = None
+) -> tuple[Workload, Callable[[Array], StepTimes]]:
+    """A deployment's steps of all sizes as rows of a workload, and its tables by the seconds of
+    those rows [U]; the workload's own graph runs the first row alone. As `step_times`.
+    """
+    listed, builder = _listed(model, [deployment], all_reduce, sizes or Sizes()), GraphBuilder()
+    builder.op(1)
+    name = f"steps of {deployment.shape.name}"
+    rows = Workload(name, builder.build(), (*listed.rows, *listed.chains))
+
+    def tables(seconds: Array) -> StepTimes:
+        fresh = dataclasses.replace(listed, tables=fresh_views(listed.tables))
+        return fresh.times(seconds[len(listed.rows) :])[0]
+
+    return rows, tables
 
 
 def _listed(

@@ -30,7 +30,7 @@ _DTYPES = ("fp32", "tf32", "fp16", "bf16")
 _ENTERS = {part: {"enters": part} for part in ("sizes", "once", "message", "row")}
 
 
-# in place of a field's value: what `frameworks.toml` says of its framework, found when it is made
+# in place of a field's value: what its framework does, found when it is made
 _AS_FRAMEWORK: Any = None
 
 

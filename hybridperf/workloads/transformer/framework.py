@@ -4,8 +4,9 @@ says otherwise.
 Launches are counted, not guessed: a layer is host-bound where kernels x launch cost exceeds what
 the device needs, as for most published steps of small models.
 
-All of it stands in `frameworks.toml`. A framework that tables of measured steps name runs one of a
-few sets of kernels (`Framework`), and has habits that are fields of a config or a layout. One
+A framework that tables of measured steps name runs one of a few sets of kernels (`Framework`), and
+has habits that are fields of a config or a layout: a file each in `fields/frameworks/`; what all do
+that say nothing, and the sets, stand in `frameworks.toml`. One
 function, `defaults`, answers what is assumed where nothing is said: rows of steps, plans, launch
 files and a `TransformerConfig` all ask it, and it answers alike whether its framework was named or
 is the one that is assumed (`assumed_framework`).
@@ -19,6 +20,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from hybridperf.fields.frameworks import over_likes, training_frameworks
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import shipped_toml
 from hybridperf.ops.attention_kernels import WIDEST_HEADS
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
 # where a device has no products in the usual precision
 _OTHER_PRECISIONS = ("fp16", "fp32")
-# of a framework alone, not of those that are like it
-_OWN = ("release", "releases")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,32 +67,26 @@ def _contents() -> Mapping[str, Any]:
     return shipped_toml(__package__, "frameworks.toml")
 
 
-def _resolved(table: str) -> dict[str, dict[str, Any]]:
-    """Entries of a table by name, each over the one that it is like."""
-    known: Mapping[str, Mapping[str, Any]] = _contents()[table]
-    found = {}
-    for name, own in known.items():
-        like = known.get(str(own.get("like", "")), {})
-        found[name] = {key: value for key, value in like.items() if key not in _OWN} | {
-            key: value for key, value in own.items() if key != "like"
-        }
-    return found
-
-
 @functools.cache
 def kernel_sets() -> Mapping[str, Framework]:
     """Sets of kernels by name."""
-    return {name: Framework(name, **switches) for name, switches in _resolved("kernels").items()}
+    every = {name: one.get("own_kernels") for name, one in training_frameworks().items()}
+    own = {name: one for name, one in every.items() if one is not None}
+    found = over_likes({**_contents()["kernels"], **own})
+    return {name: Framework(name, **switches) for name, switches in found.items()}
 
 
 @functools.cache
 def framework_habits() -> Mapping[str, Mapping[str, Any]]:
     """Frameworks by their names in rows of steps, with what each settles where a row does not.
 
-    `framework` is the name, `kernels` that of the set of kernels it runs; in the file one may be
-    `like` another one, but for what it settles itself.
+    `framework` is the name, `kernels` that of the set of kernels it runs.
     """
-    return {name: own | {"framework": name} for name, own in _resolved("framework").items()}
+    apart = ("effects", "own_kernels", "stalls")
+    return {
+        name: {key: value for key, value in one.items() if key not in apart}
+        for name, one in training_frameworks().items()
+    }
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """What single frameworks wait for besides their layers' work, as measured sweeps of them show it;
-which framework does it: `frameworks.toml`. The sweep is the Ultra-Scale Playbook's (Hugging Face
-2025, 862 layouts run by nanotron).
+which framework does it: its file in `fields/frameworks/`. The sweep is the Ultra-Scale Playbook's
+(Hugging Face 2025, 862 layouts run by nanotron).
 
     ring waits               collectives over nodes take about half a millisecond per node, or the
                              links' time, whichever is more (role `tp_waiting`)
@@ -23,25 +23,25 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 
+from hybridperf.fields.frameworks import training_frameworks
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does
 
-SURELY_NODES = 4  # of a tensor-parallel group: from here on every run with a pipeline stalled
 TWO_STAGES, MORE_STAGES = 2.0, 4.0  # messages of one micro-batch that a stage sends or awaits
 _BUCKET_BYTES = 25e6  # PyTorch's default
-# Of dev rows with replicas 97 of 463 stalled: one in eight; where tensor parallelism is narrow 1 in
-# 4 on 16 nodes, 1 in 2 on 32. A false alarm costs ten times what a missed stall does. A Gaussian
-# process on sizes, micro-batch, stages and replicas would be sure enough in 9 cases of unseen
-# cells, 8 of them right; on more GPUs than it saw, or another model, in none: the fast branch is
-# predicted, the chance told
-_LOG_ODDS, _LOG_ODDS_PER_DOUBLING, _FEW_NODES, _NARROW_TP = -2.0, 1.0, 8, 4
+
+
+def _odds(framework: str) -> Mapping[str, float]:
+    """How often pipelines of a framework stall (`stalls` of its file); nothing: they cannot."""
+    return training_frameworks().get(framework, {}).get("stalls", {})
 
 
 def stall_messages(config: TransformerConfig) -> float:
     """Messages of one micro-batch that stall where a run does; 0 where none can."""
     layout = config.layout
-    if not does(config.framework, "crossing_pipelines"):
+    if not _odds(config.framework):
         return 0.0
     if layout.pp == 1 or layout.ranks <= config.gpus_per_node:
         return 0.0
@@ -50,7 +50,9 @@ def stall_messages(config: TransformerConfig) -> float:
 
 def sure_stalls(config: TransformerConfig) -> float:
     """Messages of one micro-batch that stall in every run."""
-    return stall_messages(config) * (config.group("tp").nodes >= SURELY_NODES)
+    return stall_messages(config) * (
+        config.group("tp").nodes >= _odds(config.framework).get("sure_nodes", math.inf)
+    )
 
 
 @functools.lru_cache(65536)
@@ -58,9 +60,11 @@ def stall_chance(config: TransformerConfig) -> float:
     """How often a step stalls; 0 where unknown or predicted already."""
     if not stall_messages(config) or config.layout.dp == 1 or sure_stalls(config):
         return 0.0
-    doublings = max(0.0, math.log2(config.layout.ranks / config.gpus_per_node / _FEW_NODES))
-    narrow = config.layout.tp <= _NARROW_TP
-    return 1 / (1 + math.exp(-_LOG_ODDS - _LOG_ODDS_PER_DOUBLING * doublings * narrow))
+    odds, nodes = _odds(config.framework), config.layout.ranks / config.gpus_per_node
+    doublings = max(0.0, math.log2(nodes / odds["few_nodes"]))
+    narrow = config.layout.tp <= odds["narrow_tp"]
+    more = odds["log_odds_per_doubling"] * doublings * narrow
+    return 1 / (1 + math.exp(-odds["log_odds"] - more))
 
 
 def stalls(config: TransformerConfig) -> float:

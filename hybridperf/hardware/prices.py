@@ -17,8 +17,8 @@ from typing import Any
 
 import pydantic
 
-from hybridperf.explore.sweeps.document import check_head, finite_number
 from hybridperf.io import InputError, read_toml
+from hybridperf.io.documents import check_head, finite_number
 
 SCHEMA_VERSION = 1
 _SHIPPED = Path(__file__).with_name("prices.toml")

@@ -1,0 +1,165 @@
+"""Named numbers that a function of JAX takes: floats in dicts, with today's values and their units.
+
+`hp.step_function`, `hp.unlike_function`, `hp.serving_function` and `hp.run_function` give functions
+of this shape: `f(knobs)` completes what is left out by `f.knobs`, and `f.units` says in what. They
+are ordinary functions of JAX: `jax.jit`, `jax.grad`, `jax.vmap`, `jax.hessian`, `jax.checkpoint`
+and optimisers work on them, also inside another function's `jit`.
+
+A number farther from today's than a billion times (in float32 a million) counts as that far: at
+zero and at infinity a function has the value and slope of the nearest such number, which is their
+limit to nine digits (six) and no NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridperf.io import InputError, unknown
+from hybridperf.io.namespace import SOONER_COMPILED, Array, is_traced
+
+Knobs = Mapping[str, Any]
+"""Numbers by name, in dicts."""
+
+# times today's value, either way: in float64, and in float32, where squares must not overflow
+_FARTHEST = {8: 1e9, 4: 1e6}
+T = TypeVar("T")
+_UNITS = {  # by how a name ends, the first that does
+    "_bytes_per_s": "bytes/s", "_bytes_per_s_per_node": "bytes/s",
+    "_bytes_per_s_per_gpu": "bytes/s", "_per_s": "1/s", "_per_day": "1/day", "_s": "s", "_w": "W",
+    "_bytes": "bytes",
+    "transcendental_flops": "flop", "usd_per_hour": "USD/h", "usd_per_kwh": "USD/kWh",
+    "kg_co2_per_kwh": "kg/kWh",
+}  # fmt: skip
+
+
+class KnobFunction:
+    """A pure function of named numbers, in JAX.
+
+    Attributes:
+        units: of `knobs`, in the same places; "1" for what has none.
+    """
+
+    def __init__(
+        self, what: str, usual: Knobs, results: Callable[[Any, Knobs], Any],
+        arrays: Callable[[], Any] = tuple,
+    ):  # fmt: skip
+        """A function of numbers.
+
+        Args:
+            what: it tells.
+            usual: today's numbers.
+            results: by arrays and all of the numbers, both traced.
+            arrays: makes a tree of arrays in JAX' present precision, once for each.
+        """
+        self._what, self._usual, self._results, self._arrays = what, usual, results, arrays
+        self._by_precision: dict[Any, Any] = {}
+        self.units = units_of(usual)
+
+    def __repr__(self) -> str:
+        return f"<KnobFunction: {self._what} by {', '.join(self._usual)}>"
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Today's values, in JAX' present precision."""
+        precision = jnp.result_type(float)
+        with jax.ensure_compile_time_eval():
+            return jax.tree.map(lambda x: jnp.asarray(x, precision), dict(self._usual))
+
+    def __call__(self, knobs: Knobs) -> Any:
+        """What the function tells, by numbers as `self.knobs` has them; those left out keep today's
+        values.
+
+        Raises:
+            InputError: when a knob is unknown or no number.
+        """
+        whole = completed(self.knobs, knobs)
+        return self._compiled[is_traced(whole)](self._in_precision(), whole)
+
+    def _in_precision(self) -> Any:
+        precision = jnp.result_type(float)
+        if precision not in self._by_precision:
+            with jax.ensure_compile_time_eval():
+                self._by_precision[precision] = self._arrays()
+        return self._by_precision[precision]
+
+    @functools.cached_property
+    def _compiled(self) -> dict[bool, Callable[[Any, Knobs], Any]]:
+        """By whether it is part of a larger function."""
+
+        def results(arrays: Any, knobs: Knobs) -> Any:
+            return self._results(arrays, within_reach(knobs, self._usual))
+
+        alone = jax.jit(results, compiler_options=SOONER_COMPILED)
+        return {True: jax.jit(results), False: alone}
+
+
+def completed(usual: Knobs, given: Knobs, where: str = "") -> dict[str, Any]:
+    """The usual numbers with those that are given; `InputError` for what is unknown."""
+    if not isinstance(given, Mapping):
+        expected = f"expected a dict of knobs{where}, some of {', '.join(usual)}"
+        raise InputError(f"{expected}; got {type(given).__name__}")
+    out = dict(usual)
+    for name, value in given.items():
+        if name not in usual:
+            raise unknown("knob", str(name), usual, f"known{where} are {', '.join(usual)}")
+        if isinstance(usual[name], Mapping):
+            out[name] = completed(usual[name], value, f" of {name}")
+            continue
+        if np.ndim(value):
+            shape = f"got an array of shape {list(np.shape(value))}"
+            raise InputError(f"expected a number for knob {name}, {shape}; use jax.vmap")
+        if isinstance(value, int | float | np.number) and not value >= 0:
+            raise InputError(f"expected a knob {name} of 0 or more, got {value}; mend it")
+        out[name] = jnp.asarray(value, usual[name].dtype)
+    return out
+
+
+def units_of(knobs: Knobs) -> dict[str, Any]:
+    """Units in the same places, by names; "1" for what has none."""
+
+    def unit(path: Any, _: Any) -> str:
+        found = (
+            of for one in reversed(path) for end, of in _UNITS.items() if one.key.endswith(end)
+        )
+        return next(found, "1")  # of the place where its own name tells none
+
+    return jax.tree_util.tree_map_with_path(unit, dict(knobs))
+
+
+def flattened(knobs: Knobs) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each number with the names of its place."""
+    for name, value in knobs.items():
+        if isinstance(value, Mapping):
+            yield from (((name, *rest), number) for rest, number in flattened(value))
+        else:
+            yield (name,), value
+
+
+def within_reach(numbers: T, today: T) -> T:
+    """A tree of numbers, those farther from today's than counts as that far."""
+    farthest = _FARTHEST[jnp.result_type(float).itemsize]
+
+    def near(value: Any, usual: Any) -> Array:
+        usual = jnp.asarray(usual, jnp.result_type(value))
+        some = usual > 0
+        most = jnp.where(some, usual * farthest, farthest)
+        return clipped(value, jnp.where(some, usual / farthest, -farthest), most)
+
+    return jax.tree.map(near, numbers, today)
+
+
+@jax.custom_jvp
+def clipped(value: Array, least: Array, most: Array) -> Array:
+    """A number within bounds; beyond them with the slope that it has there."""
+    return jnp.clip(value, least, most)
+
+
+@clipped.defjvp
+def _of_clipped(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    return clipped(*primals), tangents[0]

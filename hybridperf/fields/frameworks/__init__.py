@@ -1,0 +1,56 @@
+"""What one framework that trains does: a TOML file each in this folder, which is all that a further
+one needs. Its name is the file's, as tables of training steps call it.
+
+    kernels      the set of kernels that it launches, of `workloads/transformer/frameworks.toml`
+    own_kernels  a set of its own, called as it is: those switches that differ from the set that it
+                 is `like` (`Framework` of `workloads/transformer/framework.py` has all)
+    like         as another framework, but for what it settles itself
+    release      the one that is assumed where none is said (year and month)
+    releases     from which release on it is another framework
+    in_FORMAT    what holds in one number format alone
+    effects      step effects whose medians are a `factor` of the usual ones in its steps, on some
+                 architectures (`archs`) or on any, with their source (`model/step_effects.py`)
+    stalls       how often its pipelines stall (`workloads/transformer/waits.py`)
+
+and fields of a `TransformerConfig` or a layout, which it settles where a row says nothing, or else
+habits that code asks for (`does`). Data alone: what each means is said where it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Collection, Mapping
+from importlib import resources
+from typing import Any
+
+# of a framework alone, not of those that are like it
+_OWN = ("release", "releases", "effects", "own_kernels")
+
+
+@functools.cache
+def training_frameworks() -> Mapping[str, Mapping[str, Any]]:
+    """What each settles, by name: over the one that it is like, `framework` its name."""
+    found = {}
+    for file in sorted(resources.files(__package__).iterdir(), key=lambda one: one.name):
+        name = file.name.removesuffix(".toml")
+        if name != file.name:
+            said: dict[str, Any] = tomllib.loads(file.read_text())
+            assert said.pop("schema") == "hybridperf/training-framework", file
+            assert said.pop("schema_version") == 1, file
+            own = {"kernels": name} if "own_kernels" in said else {}
+            found[name] = {**own, **said, "framework": name}
+    return over_likes(found, _OWN)
+
+
+def over_likes(
+    known: Mapping[str, Mapping[str, Any]], own: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Entries by name, each over the one that it is `like`, whose keys `own` it does not share."""
+    found = {}
+    for name, said in known.items():
+        like = known.get(str(said.get("like", "")), {})
+        found[name] = {key: value for key, value in like.items() if key not in own} | {
+            key: value for key, value in said.items() if key != "like"
+        }
+    return found

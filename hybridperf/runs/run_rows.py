@@ -1,0 +1,92 @@
+"""Rows of whole training runs: days, money, energy and carbon of each, with failures.
+
+predicted_days days_low days_high    of the run; nine of ten lie between
+goodput uptime failures gpu_hours    each with NAME_low and NAME_high; goodput and uptime are
+usd energy_j co2_kg                  shares of the time
+predicted_step_s                     seconds of a step
+spare_nodes checkpoint_every_s       that wait; useful seconds between checkpoints
+layout note                          what runs; why a row is not predicted, what was assumed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from hybridperf.fields import fields_of
+from hybridperf.fields.columns import read_columns, values_in
+from hybridperf.io import InputError
+from hybridperf.runs.run_of_plan import given_step, run_cost
+from hybridperf.runs.training_run import RunSettings, TrainingRun, training_run
+from hybridperf.training.plans.rows import arguments_of
+
+_TOTALS = ("goodput", "uptime", "failures", "gpu_hours", "usd", "energy_j", "co2_kg")
+WORDS = ("layout", "note")
+COLUMNS = (
+    "predicted_days", "days_low", "days_high",
+    *(f"{name}{end}" for name in _TOTALS for end in ("", "_low", "_high")),
+    "predicted_step_s", "spare_nodes", "checkpoint_every_s", *WORDS,
+)  # fmt: skip
+_OF_STEP = ("state_bytes", "gpus_per_node", "width")
+
+
+def predict_run_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Predict each row of a table of training runs (columns: `fields/runs.toml`)."""
+    read = read_columns(frame, "runs")
+    fields, rows = fields_of("runs"), list[dict[str, Any]]()
+    for at, record in enumerate(read.frame.to_dict("records")):
+        try:
+            if at in read.refused:
+                raise InputError(read.refused[at])
+            said = values_in({str(name): cell for name, cell in record.items()}, fields)
+            rows.append(_columns(_run(said)))
+        except InputError as error:
+            rows.append({"note": str(error)})
+    out = pd.DataFrame(rows, columns=[*COLUMNS])
+    for name in COLUMNS:
+        words = out[name].astype(object).where(out[name].notna(), "")
+        out[name] = words if name in WORDS else out[name].astype(float)
+    before = frame.drop(columns=[name for name in COLUMNS if name in frame])
+    return before.assign(**{name: out[name].to_numpy() for name in COLUMNS})
+
+
+def _run(said: Mapping[str, Any]) -> TrainingRun:
+    """The run of a row."""
+    fields = fields_of("runs")
+    own = {name: said[name] for name in fields.of("settings") if name in said}
+    beliefs = {name: said[name] for name in fields.of("beliefs") if name in said}
+    mtbf = {"job": said["job_mtbf_s"]} if "job_mtbf_s" in said else {}
+    spares = own.pop("spares", None)
+    settings = RunSettings(
+        **own, spares=None if spares is None else int(spares), mtbf_s=mtbf, given=beliefs
+    )
+    if "step_time_s" not in said:
+        if of_step := [name for name in fields.of("step") if name in said]:
+            raise InputError(f"expected step_time_s with {of_step[0]} in a row of a run, got none")
+        if "tokens" not in said:
+            raise InputError("expected tokens, or step_time_s and steps, in a run, got neither")
+        return run_cost(**arguments_of(said), tokens=said["tokens"], settings=settings)
+    if "model" in said or "tokens" in said:
+        raise InputError(
+            "expected model, system and tokens, or step_time_s and steps, in a run, got both"
+        )
+    if lacking := [name for name in ("n_gpus", "steps") if name not in said]:
+        raise InputError(f"expected {lacking[0]} with step_time_s in a row of a run, got none")
+    more = {name: said[name] for name in _OF_STEP if name in said}
+    step = given_step(said["step_time_s"], said["n_gpus"], device=said.get("gpu"), **more)
+    return training_run(step, said["steps"], settings)
+
+
+def _columns(found: TrainingRun) -> dict[str, Any]:
+    table = found.table.set_index("what")
+    out: dict[str, Any] = {}
+    for name in map(str, table.index):
+        out[name], out[f"{name}_low"], out[f"{name}_high"] = found.row(name)
+    out["predicted_days"] = out.pop("days")
+    every_s = float(found.cycle.interval_s)
+    return out | {
+        "predicted_step_s": found.step_s, "spare_nodes": found.spares,
+        "checkpoint_every_s": every_s, "layout": found.words, "note": "; ".join(found.notes),
+    }  # fmt: skip

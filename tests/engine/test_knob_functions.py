@@ -1,0 +1,142 @@
+"""Functions of knobs tell what the question itself tells, today and where knobs are moved."""
+
+import dataclasses
+import functools
+
+import jax
+import pytest
+
+import hybridperf as hp
+from hybridperf.collectives.model import CollectiveModel
+from hybridperf.engine.knobs import flattened
+from hybridperf.hardware import load_device, load_system
+from hybridperf.model import PerfModel
+from hybridperf.runs.deployment_latency import Question
+from hybridperf.runs.deployments import deployments
+from hybridperf.workloads.serving import step_times
+
+SETTINGS = {
+    "sync": hp.RunSettings("sync", interval_s=3000.0, spares=2),
+    "memory": hp.RunSettings("memory", mtbf_s={"gpu": 3e8}, stalls_per_day=0.3, stall_s=900.0),
+    "a job's failures": hp.RunSettings(mtbf_s={"job": 36_000.0}, warmup_s=60.0, by_hand=True),
+}
+
+
+@functools.cache
+def datasheet(device: str = "h100_sxm", system: str = "dgx_h100", slower: float = 1.0) -> PerfModel:
+    spec = load_device(device)
+    rate = {"memory_bytes_per_s": spec.memory_bytes_per_s / slower}
+    fabric = CollectiveModel.datasheet(load_system(system))
+    return PerfModel.datasheet(spec.model_copy(update=rate)).with_collectives(fabric)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_run_is_the_run_in_the_mean(name: str) -> None:
+    settings = SETTINGS[name]
+    step = hp.given_step(2.5, 4096, device="h100_sxm", state_bytes=1e12)
+    with jax.enable_x64(True):
+        run = hp.run_function(step, 1e5, settings)
+        found = run(run.knobs)
+        expected = hp.training_run(step, 1e5, settings)
+        assert {*found} == {*expected.table["what"]}
+        for what, value in found.items():
+            assert float(value) == pytest.approx(expected.row(what)[0], rel=1e-8), what
+        moved = {
+            "step_s": 3.0, "interval_s": 4000.0, "spares": 3.0, "stalls_per_day": 1.0,
+            "stall_s": 300.0, "beliefs": {"restart_s": 900.0, "repair_s": 9e4, "step_longer": 1.0},
+        }  # fmt: skip
+        there = dataclasses.replace(
+            settings, interval_s=4000.0, spares=3, stalls_per_day=1.0, stall_s=300.0,
+            given=moved["beliefs"],
+        )  # fmt: skip
+        each = run.knobs["mtbf_s"]
+        name_of = "job" if "job" in each else "gpu"
+        moved["mtbf_s"] = {name_of: float(each[name_of]) / 2}
+        there = dataclasses.replace(there, mtbf_s=moved["mtbf_s"])
+        if "checkpoints_per_write" in run.knobs:
+            moved["checkpoints_per_write"] = 8.0  # of an interval that is given
+        longer = hp.given_step(3.0, 4096, device="h100_sxm", state_bytes=1e12)
+        expected = hp.training_run(longer, 1e5, there)
+        for what, value in run(moved).items():
+            assert float(value) == pytest.approx(expected.row(what)[0], rel=1e-8), what
+    assert run.units["mtbf_s"][name_of] == run.units["beliefs"]["repair_s"] == "s"
+    assert run.units["economy"]["usd_per_hour"] == "USD/h"
+    assert "usd_per_hour" in [place[-1] for place, _ in flattened(run.knobs)]
+
+
+def test_a_plan_is_its_best_layout_run() -> None:
+    plan = hp.plan("llama2-7b", "dgx_h100", 8, batch=64, limit=16)
+    run = hp.run_function(plan, 1e4)
+    cost = hp.run_cost("llama2-7b", "dgx_h100", 8, 64 * 4096 * 1e4, batch=64)
+    assert float(run({})["days"]) == pytest.approx(cost.row("days")[0], rel=1e-5)
+
+
+def test_workers_that_differ_are_those_of_their_machines() -> None:
+    shape = dataclasses.replace(hp.load_shape("llama2-7b"), layers=2)
+    config = hp.TransformerConfig.run_by("megatron_core", shape, hp.Layout(tp=2, dp=2))
+    workload = hp.transformer(config)
+
+    def workers(slower: float, model: PerfModel, old: PerfModel) -> list[hp.Worker]:
+        return [
+            hp.Worker(workload, model, slower=1.1 * slower, name="new"),
+            hp.Worker(workload, old, name="old"),
+        ]
+
+    new, old = datasheet(), datasheet("a100_sxm4_80g", "dgx_a100")
+    with jax.enable_x64(True):
+        f = hp.unlike_function(workers(1.0, new, old))
+        assert [*f.knobs["machines"]] == ["a100_sxm4_80g", "h100_sxm"]
+        today_s = hp.unlike(workers(1.0, new, old)).time_s
+        assert float(f(f.knobs)) == pytest.approx(today_s, rel=1e-9)
+        expected = hp.unlike(workers(2.0, new, old)).time_s
+        assert float(f({"slower": {"new": 2.0}})) == pytest.approx(expected, rel=1e-9)
+        rate = float(f.knobs["machines"]["h100_sxm"]["memory_bytes_per_s"])
+        knobs = {"machines": {"h100_sxm": {"memory_bytes_per_s": rate / 4}}}
+        expected = hp.unlike(workers(1.0, datasheet(slower=4.0), old)).time_s
+        assert float(f(knobs)) == pytest.approx(expected, rel=1e-9)
+        assert expected > 1.2 * today_s
+        # a message is as slow as the slowest of its links, whoever has it
+        links = {"intra_bytes_per_s": 1e9, "node_bytes_per_s": 1e9, "rank_bytes_per_s": 1e9}
+        of_each = [float(f({"machines": {name: {"links": links}}})) for name in f.knobs["machines"]]
+        assert min(of_each) > 1.5 * today_s
+    alike = hp.unlike_function(
+        [hp.Worker(workload, new), hp.Worker(workload, datasheet(slower=2.0))]
+    )
+    assert [*alike.knobs["machines"]] == ["h100_sxm", "h100_sxm 2"]
+
+
+def test_a_served_step_is_that_of_its_tables() -> None:
+    deployment = hp.Deployment(hp.load_shape("llama3-8b"), framework="vllm")
+    model = datasheet()
+    (times,) = step_times(model, [deployment])
+    with jax.enable_x64(True):
+        f = hp.served_step_function(model, deployment, sequences=64, keys=1000)
+        bare = dict.fromkeys(f.knobs["effects"], 0.0) | {"kernels": 1.0}
+        for load in (
+            {}, {"sequences": 100.0, "keys": 3000.0},
+            {"sequences": 0.0, "chunk": 2000.0, "chunk_keys": 1000.0},
+        ):  # fmt: skip
+            sizes = {"sequences": 64.0, "keys": 1000.0, "chunk": 0.0, "chunk_keys": 0.0, **load}
+            expected = float(times.seconds(*sizes.values()))
+            found = float(f({"load": load, "effects": bare}))
+            assert found == pytest.approx(expected, rel=1e-6)
+            assert float(f({"load": load})) > found * 0.9
+    with pytest.raises(hp.InputError, match="expected sequences or chunk above 0"):
+        hp.served_step_function(model, deployment, sequences=0, keys=10)
+    big = hp.Deployment(hp.load_shape("llama3-70b"))
+    with pytest.raises(hp.InputError, match="does not fit into h100_sxm"):
+        hp.serving_function(model, big, clients=1, prompt=100, output=100)
+
+
+def test_an_operating_point_is_what_a_deployment_reaches() -> None:
+    asked = Question(hp.load_shape("llama3-8b"), datasheet(), 1, 1000, 200, "vllm")
+    table = deployments(asked)
+    row = table[table["mode"] == "aggregated"].iloc[0]
+    with jax.enable_x64(True):
+        f = hp.serving_function(
+            datasheet(), hp.Deployment(asked.shape, framework="vllm"), clients=row["sequences"],
+            prompt=1000, output=200, slots=row["sequences"], chunk=row["chunk"],
+        )  # fmt: skip
+        for name, value in f({}).items():
+            expected = 200 * row["requests_per_s"] if name == "tokens_per_s" else row[name]
+            assert float(value) == pytest.approx(expected, rel=1e-6), name
