@@ -30,10 +30,10 @@ import numpy as np
 from hybridperf.engine.knobs import flattened
 from hybridperf.explore.searches.spec import Constraint, SearchKnob, SearchSpec
 from hybridperf.explore.sweeps.document import known_formula
-from hybridperf.explore.sweeps.expression import Expression
 from hybridperf.explore.sweeps.target import Columns, Target
 from hybridperf.explore.sweeps.written import Method
 from hybridperf.io import InputError
+from hybridperf.io.expression import Expression
 
 Point = Mapping[str, Any]  # knobs in dicts, as the objective takes them
 Objective = Callable[[Point], Any]
