@@ -217,12 +217,13 @@ def _beyond_one(places: Array, load: Array) -> Array:
     if module is not np:
         end = jax.lax.stop_gradient(end)
     k, a, end = (module.asarray(one)[..., None] for one in (k, a, end))
-    t = end * _NODES**3
+    nodes, weights = floats(_NODES), floats(_WEIGHTS)
+    t = end * nodes**3
     grown = k * module.log1p(t / a)
     few = module.exp(-t) * module.expm1(module.minimum(grown, 1.0))
     many = module.exp(module.minimum(grown - t, _MOST_LOG)) - module.exp(-t)
     added = module.where(grown < 1.0, few, many)
-    return (3.0 * end * _WEIGHTS * _NODES**2 * added).sum(-1)
+    return (3.0 * end * weights * nodes**2 * added).sum(-1)
 
 
 def wait_left(beyond: Array, wait: Array) -> Array:
