@@ -1,7 +1,7 @@
 """Operating points of servers a second: `python benchmarks/bench_serving.py`.
 
-The recursion of `runs/steady_state.py` on one engine (Llama 3 8B on an H100) at 100,000 random
-loads, compiled, as NumPy runs it, and with the gradient of all tokens a second by the engine's
+The law of `runs/engine_load.py` on one engine (Llama 3 8B on an H100) at 100,000 random
+loads, compiled, as NumPy runs it, and with the gradient of all requests a second by the engine's
 seconds; then `serve` on a table of random deployments, whose rows have all to be understood. The
 best of several passes counts; pin it to cores by `taskset`.
 """
@@ -19,9 +19,9 @@ import pandas as pd
 
 from hybridperf.cli.common import compilation_cache
 from hybridperf.runs.batching import Engine
+from hybridperf.runs.engine_load import under_load
 from hybridperf.runs.serving_machines import machine_of
 from hybridperf.runs.serving_table import predict_serving
-from hybridperf.runs.steady_state import steady_clients
 from hybridperf.workloads.serving import Deployment, step_times
 from hybridperf.workloads.transformer.zoo import load_shape
 
@@ -38,7 +38,7 @@ def main() -> None:
     @jax.jit
     def compiled(slower: float, *sizes: np.ndarray) -> jax.Array:
         own = dataclasses.replace(times, decode_s=times.decode_s * slower)
-        return steady_clients(dataclasses.replace(engine, times=own), *sizes).tokens_per_s
+        return under_load(dataclasses.replace(engine, times=own), *sizes).rate
 
     slope = jax.jit(jax.grad(lambda slower, *sizes: compiled(slower, *sizes).sum()))
     cores = f"{len(os.sched_getaffinity(0))} cores"
@@ -46,7 +46,7 @@ def main() -> None:
     print(f"{cores}, {POINTS:,} operating points, compiled: {rate:,.0f}/s (>= {GOAL:,})")
     rate = POINTS / least_s(lambda: slope(1.0, *loads).block_until_ready())
     print(f"{cores}, their gradient by the attention's seconds: {rate:,.0f}/s")
-    rate = POINTS / least_s(lambda: steady_clients(engine, *loads))
+    rate = POINTS / least_s(lambda: under_load(engine, *loads))
     print(f"{cores}, NumPy: {rate:,.0f}/s")
     rows = pd.DataFrame(
         {

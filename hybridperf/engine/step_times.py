@@ -3,11 +3,14 @@
 A step of continuous batching (Yu et al., Orca, OSDI 2022; chunked prompts: Agrawal et al.,
 Sarathi-Serve, OSDI 2024) computes one token of each sequence that decodes and a chunk of prompts:
 
-    step = products(tokens) + decode(sequences, keys of each) + prefill(tokens, keys of each) + host
+    kernels = products(tokens) + decode(sequences, keys of each) + prefill(tokens, keys of each)
+    step = max(slower x kernels + gaps + sequences x host of each, launches) + host
 
-`products` is everything that does not look at the cache, of all tokens together. Three tables over
-sizes hold what the calls of a step take, composed once by the graph's own prices; between their
-points seconds are interpolated linearly in logs, beyond them as the last two points say.
+Launches are those of steps that are no CUDA graphs: with prompts, or all of them (eager). The host
+launches kernel by kernel and the GPU runs what was launched: the longer of both. `products` is
+everything that does not look at the cache, of all tokens together. Three tables over sizes hold
+what the calls of a step take, composed once by the graph's own prices; between their points seconds
+are interpolated linearly in logs, beyond them as the last two points say.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import numpy as np
 from hybridperf.io.namespace import Array, array_module, floats, fresh_views
 from hybridperf.model import PerfModel, Platform
 from hybridperf.model.calls import Call, CallChain
+from hybridperf.model.serving_effects import ServingEffects
 from hybridperf.model.step_table import row_seconds, step_durations, step_table
 
 
@@ -40,6 +44,11 @@ from hybridperf.model.step_table import row_seconds, step_durations, step_table
         "which",
         "beside_s",
         "kernels",
+        "slower",
+        "gaps_s",
+        "sequence_s",
+        "launched_s",
+        "eager",
     ],
     meta_fields=[],
 )
@@ -63,6 +72,12 @@ class StepTimes:
     which: Array = None  # int [N], of sizes [N] or [N, ...]; None: one engine's tables
     beside_s: Array = None  # [S, X] decode_s in a step with prompts; None: the same
     kernels: Array = 0.0  # of a step that decodes; of several engines [E]
+    # as a framework runs them (`as_run`); of several engines as sizes asked for
+    slower: Array = 1.0  # times as long as the tables say
+    gaps_s: Array = 0.0  # between kernels
+    sequence_s: Array = 0.0  # of the host, each sequence that decodes
+    launched_s: Array = 0.0  # of the host, all kernels of a step that is no CUDA graph
+    eager: Array = 0.0  # 1: steps without prompts are none either
 
     @staticmethod
     def stacked(some: Sequence[StepTimes]) -> StepTimes:
@@ -78,6 +93,24 @@ class StepTimes:
     def of(self, which: Array) -> StepTimes:
         """Of stacked engines those that sizes [N] are of."""
         return dataclasses.replace(self, which=which)
+
+    def as_run(
+        self, effects: ServingEffects, launches: Array = 0.0, eager: Array = 0.0, made: Array = 1.0
+    ) -> StepTimes:
+        """Steps as a framework runs them.
+
+        Args:
+            effects: of the framework.
+            launches: kernels of a step that is no CUDA graph.
+            eager: 1 where steps without prompts are none either.
+            made: tokens of a sequence in each step, with drafts.
+        """
+        kernels = self.kernels if self.which is None else self.kernels[self.which]
+        return dataclasses.replace(
+            self, slower=effects.kernels, gaps_s=effects.gap_s * kernels,
+            sequence_s=effects.sequence_s * made, launched_s=effects.launch_s * launches,
+            eager=eager, host_s=self.host_s + effects.step_s,
+        )  # fmt: skip
 
     def seconds(
         self, sequences: Array, keys: Array, chunk: Array = 0.0, chunk_keys: Array = 0.0
@@ -95,11 +128,19 @@ class StepTimes:
         sequences, keys = floats(sequences), floats(keys)
         chunk, chunk_keys = floats(chunk), floats(chunk_keys)
         held = sequences + chunk
-        module = array_module(sequences, keys, chunk, chunk_keys, times.products_s)
+        module = array_module(sequences, keys, chunk, chunk_keys, *jax.tree.leaves(times))
         which = times.which
+        ran: list[Array] = [
+            floats(one)
+            for one in (times.slower, times.gaps_s, times.sequence_s, times.launched_s, times.eager,
+                        times.host_s)
+        ]  # fmt: skip
         if which is not None:  # sizes may have axes beyond the engines'
             most = max(one.ndim for one in (sequences, keys, chunk, chunk_keys))
             which = which.reshape(which.shape + (1,) * (most - which.ndim))
+            ran = [one.reshape(one.shape + (1,) * (most - one.ndim)) if one.ndim else one
+                   for one in ran]  # fmt: skip
+        slower, gaps_s, sequence_s, launched_s, eager, host_s = ran
         axes: tuple[tuple[Array, Array], ...] = ((times.tokens, held),)
         products = between(axes, times.products_s, which) * (held > 0)
         axes = ((times.sequences, sequences), (times.keys, keys))
@@ -109,7 +150,10 @@ class StepTimes:
         decode = decode * (sequences > 0)
         axes = ((times.chunk, chunk), (times.chunk_keys, chunk_keys))
         prefill = between(axes, times.prefill_s, which) * (chunk > 0)
-        return module.asarray(products + decode + prefill + times.host_s * (held > 0))
+        kernels_s = slower * (products + decode + prefill) + gaps_s * (held > 0)
+        kernels_s = kernels_s + sequence_s * sequences
+        launched_s = launched_s * module.where(chunk > 0, 1.0, eager * (held > 0))
+        return module.asarray(module.maximum(kernels_s, launched_s) + host_s * (held > 0))
 
 
 def chain_seconds(
@@ -140,29 +184,40 @@ def between(
         which: of several tables [E, ...], int; None: `values` are one.
     """
     module = array_module(values, *(one for axis in axes for one in axis))
-    logs = module.log(floats(values))
-    corners: list[tuple] = []
-    for sizes, where in axes:
+    logs = module.log(floats(values)).reshape(-1)
+    sought = [module.log(module.maximum(where, floats(sizes)[0])) for sizes, where in axes]
+    most = max(one.ndim for one in (*sought, *(() if which is None else (which,))))
+    # of each corner, [corners, ...]: its place in the table, rows after each other, and its weight
+    place = 0 if which is None else which.reshape((1,) * (most + 1 - which.ndim) + which.shape)
+    weight: Array = 1.0
+    for (sizes, _), at in zip(axes, sought, strict=True):
         known = module.log(floats(sizes))
-        at = module.log(module.maximum(where, floats(sizes)[0]))
+        at = at.reshape((1,) * (most - at.ndim) + at.shape)
         if len(known) == 1:  # the same everywhere, in the shape of the others
-            corners.append(((module.zeros_like(at, dtype=int), module.ones_like(at)),))
+            place, weight = place + 0 * at.astype(int)[None], weight + 0.0 * at[None]
             continue
-        left = module.clip(module.searchsorted(known, at, side="right") - 1, 0, len(known) - 2)
+        left = module.clip(_before(known, at), 0, len(known) - 2)
         share = (at - known[left]) / (known[left + 1] - known[left])
-        corners.append(((left, 1.0 - share), (left + 1, share)))
-    total = 0.0
-    for combined in _combinations(corners):
-        weight: Array = 1.0
-        index: list[Array] = [] if which is None else [which]
-        for at, part in combined:
-            weight, index = weight * part, [*index, at]
-        total = total + weight * logs[tuple(index)]
-    return module.exp(total)
+        ends, parts = module.stack([left, left + 1]), module.stack([1.0 - share, share])
+        place, weight = (
+            _paired(place * len(known), ends, module.add),
+            _paired(weight, parts, module.multiply),
+        )
+    found = logs[place] if module is np else module.asarray(logs).at[place].get(mode="clip")
+    return module.exp((weight * found).sum(0))
 
 
-def _combinations(corners: list[tuple]) -> list[list[tuple]]:
-    found: list[list[tuple]] = [[]]
-    for one in corners:
-        found = [[*before, corner] for before in found for corner in one]
-    return found
+def _before(known: Array, at: Array) -> Array:
+    """Place of the last of rising numbers that is not above each of some."""
+    if array_module(at) is np:
+        return np.searchsorted(known, at, side="right") - 1
+    # all compared: a search is a loop, which takes longer to compile than these few numbers
+    return jax.numpy.searchsorted(known, at, side="right", method="compare_all") - 1
+
+
+def _paired(corners: Array, ends: Array, joined: Callable[[Array, Array], Array]) -> Array:
+    """Each corner [corners, ...] with each of two ends [2, ...], one axis after the other."""
+    if not hasattr(corners, "ndim") or not corners.ndim:
+        return joined(corners, ends)
+    both = joined(corners[:, None], ends[None])
+    return both.reshape(-1, *both.shape[2:])

@@ -14,6 +14,7 @@ numbers. So arrays that outlive a trace (of a model, a table) enter it through `
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -78,3 +79,14 @@ def put(array: Any, at: Any, value: Any) -> Any:
         return jnp.asarray(array).at[at].set(value)
     array[at] = value
     return array
+
+
+def repeated(step: Callable[[Any], Any], state: Any, times: int) -> Any:
+    """What `step` makes of a state so many times over, a pytree whose shapes stay; JAX compiles one
+    step.
+    """
+    if array_module(*jax.tree.leaves(state)) is not np:
+        return jax.lax.fori_loop(0, times, lambda _, now: step(now), state)
+    for _ in range(times):
+        state = step(state)
+    return state

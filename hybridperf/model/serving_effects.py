@@ -1,9 +1,9 @@
 """What a serving engine adds to the calls of its steps and to the wait for a first token, each with
 what is believed of it before any row of that engine is measured.
 
-    step        = kernels x (calls of the step) + gap_s x (their number) + step_s
-                  + sequence_s x (tokens that it makes)
-    prompts     = max(kernels x (calls of the prompts), launch_s x launches)
+    step        = step_s + kernels x (calls of the step) + gap_s x (their number)
+                  + sequence_s x (tokens that it makes); all but step_s lasts
+                  launch_s x launches at least, if the step is no CUDA graph
     first token = prefill x (prompts before it and its own) + waited_steps x step + first_token_s
 
 Beliefs are log-normal, a median and a width in logs, as those of training steps are
@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.hardware import Host
+from hybridperf.model.adapted_steps import launch_s
 from hybridperf.model.step_effects import LAUNCH_S, SHIPPED, beliefs_of, effect
 from hybridperf.ops.frameworks import serving_frameworks
 
@@ -41,8 +43,9 @@ class ServingEffects:
     sequence_s: Any = effect(15e-6, 0.5,
         "of the host, each token: its sequence's scheduling, its way out over HTTP: 14 to 19 us, of"
         f" SGLang 36 to 70 us in {_ROWS}")
-    prefill: Any = effect(1.2, 0.3,
-        "prompts of a burst are cut into chunks of unlike length: assumed; fits say 0.9 to 1.6")
+    prefill: Any = effect(1.1, 0.3,
+        "prompts are of unlike length, and cut into chunks that are: assumed; with whole models,"
+        " systems, frameworks left out published rows choose 1.05 to 1.3, mostly 1.1")
     waited_steps: Any = effect(2.0, 0.7,
         f"a prompt waits for the step that runs, its token for the next: 0 to 3 in {_ROWS}")
     first_token_s: Any = effect(20e-3, 0.8,
@@ -71,11 +74,25 @@ KNOWN = [
 KNOWN_APART = SHIPPED["serving_apart"]  # where engines apart compute prompts, of any framework
 
 
-def believed(framework: str = "", apart: bool = False) -> ServingEffects:
-    """Medians of a framework, of any where it is not known; `apart`: of engines for prompts."""
+def believed(
+    framework: str = "", apart: bool = False, eager: bool = False, host: Host | None = None
+) -> ServingEffects:
+    """Medians of a framework, of any where it is not known.
+
+    Args:
+        framework: as we call it.
+        apart: of engines for prompts.
+        eager: kernels are launched one by one, not as a framework joins them otherwise.
+        host: that launches them, if it is known.
+    """
     known = [one for one in KNOWN if one["framework"] == framework]
     known += KNOWN_APART if apart else []
-    return ServingEffects(**{one["effect"]: one["median"] for one in known})
+    medians = {one["effect"]: one["median"] for one in known}
+    if eager:
+        medians.pop("launch_s", None)
+    if host is not None:
+        medians["launch_s"] = medians.get("launch_s", LAUNCH_S) / LAUNCH_S * launch_s(host)
+    return ServingEffects(**medians)
 
 
 def logs_of(effects: ServingEffects) -> np.ndarray:

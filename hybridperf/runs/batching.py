@@ -11,7 +11,8 @@ and where the cache has no block for a running sequence, the youngest is preempt
 of all others, to be computed again from its first token. Seconds of a step are `StepTimes`.
 
 Several engines may share the requests (replicas with a routing), and prompts may be computed by
-engines of their own that send keys over a link (Zhong et al., DistServe, OSDI 2024).
+engines of their own that send keys over a link (Zhong et al., DistServe, OSDI 2024); a first token
+then leaves from the engine that decodes, when it takes the sequence.
 
 Why no simulator of events such as simpy: nothing happens inside a step, so the whole event loop is
 "the engine that is free first takes a step"; a process per request would hide the order on which
@@ -35,6 +36,7 @@ from hybridperf.io import InputError
 from hybridperf.io.namespace import Array
 from hybridperf.runs.admission import AT_ONCE, Admission
 from hybridperf.runs.requests import Requests, Served
+from hybridperf.workloads.serving.deployment import tokens_per_pass
 
 _LONGEST = 4096  # steps taken at once: arrays of them stay in the cache
 ROUTINGS = ("least_loaded", "round_robin")
@@ -48,7 +50,7 @@ def _static(default: Any) -> Any:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Settings of one engine, and what its steps take; arrays of settings in `steady_state` alone.
+    """Settings of one engine, and what its steps take; arrays of settings in `engine_load` alone.
 
     With drafts (speculation, multi-token prediction) `times` are of steps that check them.
     """
@@ -66,8 +68,8 @@ class Engine:
 
     @property
     def tokens_a_step(self) -> Array:
-        """That a sequence gains in the mean: 1 + a + a^2 + ... (Leviathan et al., ICML 2023)."""
-        return sum(self.acceptance**token for token in range(self.drafted + 1))
+        """That a sequence gains in the mean."""
+        return tokens_per_pass(self.drafted, self.acceptance)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,6 +297,8 @@ class _Worker:
             budget -= float(state.known[request] - state.held[request])
             if math.isnan(state.scheduled_s[request]):
                 state.scheduled_s[request] = self.clock_s
+            if math.isnan(state.first_s[request]) and state.known[request] > state.prompt[request]:
+                state.first_s[request] = self.clock_s  # another engine made it
 
     def _unchanged(self, run: np.ndarray) -> int:
         """Steps until a sequence ends or the cache is full."""
@@ -321,4 +325,6 @@ class _Worker:
         state.known[run[decodes]] += gain
         state.held[run[decodes]] = state.known[run[decodes]] - 1
         new = whole[np.isnan(state.first_s[whole])]
+        if self.only_prompts:  # what has more tokens is answered by the engine that decodes
+            new = new[state.total[new] <= state.known[new]]
         state.first_s[new] = self.clock_s

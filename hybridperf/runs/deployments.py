@@ -21,10 +21,9 @@ import pandas as pd
 
 from hybridperf.engine.pareto import undominated
 from hybridperf.engine.step_features import StepParts
-from hybridperf.engine.step_times import StepTimes, chain_seconds
+from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
-from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.model.serving_effects import ServingEffects
 from hybridperf.runs.deployment_latency import (
     LARGEST_CHUNK,
@@ -37,11 +36,12 @@ from hybridperf.runs.deployment_latency import (
     prompt_seconds,
     rows_of,
 )
+from hybridperf.runs.loads import Engines, sent_seconds
 from hybridperf.runs.serving_fit import believed_deviation, sizes_of
 from hybridperf.runs.serving_table import BEYOND, UNMEASURED, chance_within
 from hybridperf.training.plans.economy import Economy
 from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
-from hybridperf.workloads.serving.deployment import ServingMemory, serving_memory
+from hybridperf.workloads.serving.deployment import serving_memory
 
 SEQUENCES = tuple(2**power for power in range(11))  # of an attention rank
 CHUNKS = (2048, LARGEST_CHUNK)
@@ -138,11 +138,12 @@ def _without_limits(alike: _Keyed) -> pd.DataFrame:
             " GPUs or narrower formats in --precision"
         )
     fitting = [some[at] for at in fit]
-    times = StepTimes.stacked(_step_times(asked, fitting))
     kept = tuple(memory[at] for at in fit)
     held = np.array([holds[at] for at in fit])
-    launches = np.array([prompt_launches(one, asked.model.device) for one in fitting])
-    priced = Priced(tuple(fitting), kept, held, times, _transfer_s(asked, kept), launches)
+    launches = [prompt_launches(one, asked.model.device) for one in fitting]
+    known = Engines.of(fitting, _step_times(asked, fitting), launches)
+    sent_s = sent_seconds(asked.model, [one.sent(asked.prompt) for one in kept], asked.gpus)
+    priced = Priced(tuple(fitting), kept, held, known, sent_s)
     usual = asked.effects()
     fill = asked.gpus // priced.each("gpus")
     replicas = [(at, -1, chunk, many, 0) for at, many in enumerate(fill) for chunk in CHUNKS]
@@ -153,7 +154,7 @@ def _without_limits(alike: _Keyed) -> pd.DataFrame:
     space = Space(*(one[told] for one in space))
     latency = Latency(*(one[told] for one in latency))
     rows = rows_of(asked, priced, space) if asked.fit else []
-    latency = by_rows(asked, rows, latency)
+    latency = by_rows(asked, priced, space, rows, latency)
     found = _frame(asked, priced, space, latency)
     context_sizes = np.column_stack([
         found["sequences"] * found["attention_dp"], np.full(len(found), float(asked.prompt)),
@@ -254,21 +255,6 @@ def _told_apart(space: Space, latency: Latency) -> np.ndarray:
     ratios = [one[copies] / one[instead] for one in latency]
     alike = np.logical_and.reduce([np.abs(one - 1.0) < _ALIKE for one in ratios])
     return np.setdiff1d(np.arange(len(space.held)), copies[alike])
-
-
-def _transfer_s(asked: Question, memory: Sequence[ServingMemory]) -> np.ndarray:
-    """Of a prompt's keys to another engine [E]: each GPU sends its share, over the network if the
-    engines are more than a node holds.
-    """
-    sizes = [one.token * asked.prompt + one.sequence for one in memory]
-    links = asked.model.collectives
-    if links is None:  # engines of one GPU, whose keys stay on it or have no way
-        return np.full(len(sizes), np.inf)
-    nodes = 2 if asked.gpus > links.system.accelerators_per_node else 1
-    each = {size: at for at, size in enumerate(dict.fromkeys(sizes))}
-    calls = [CollectiveCall("sendrecv", float(size), 2, nodes) for size in each]
-    chains = [CallChain(((at + 1, 1),), "step") for at in each.values()]
-    return chain_seconds(asked.model, calls, chains)[[each[size] for size in sizes]]
 
 
 def _frame(asked: Question, priced: Priced, space: Space, latency: Latency) -> pd.DataFrame:

@@ -17,8 +17,9 @@ import pandas as pd
 
 from hybridperf.fields.columns import read_small_table, read_whole
 from hybridperf.io import InputError
+from hybridperf.model.serving_effects import ServingEffects
 from hybridperf.runs.batching import Engine, Link, serve
-from hybridperf.runs.deployment_latency import Question, with_effects
+from hybridperf.runs.deployment_latency import Question
 from hybridperf.runs.launch_lines import prefill_row
 from hybridperf.runs.requests import Requests, Served, arriving
 from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
@@ -51,9 +52,9 @@ def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -
     engine = _engine(asked, row)
     ranks = int(row["replicas"]) * int(row["attention_dp"])
     apart = row["mode"] != "aggregated"
-    way_s = asked.effects(apart).first_token_s
+    effects = asked.effects(apart)
     if not apart:
-        return _later(serve(requests, [engine] * ranks), way_s)
+        return _as_sent(serve(requests, [engine] * ranks), engine, effects)
     first = {**prefill_row(row), "sequences": int(requests.prompt.size)}
     prompts = int(row["prefill_replicas"]) * int(row["prefill_dp"])
     system = asked.model.collectives.system if asked.model.collectives else None
@@ -62,12 +63,23 @@ def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -
         token = serving_memory(_deployment(asked, first)).token
         link = Link(token, system.link_bytes_per_s(asked.gpus), system.latency_s)
     of_prompts = [_engine(asked, first, only_prompts=True)] * prompts
-    return _later(serve(requests, [engine] * ranks, of_prompts, link), way_s)
+    return _as_sent(serve(requests, [engine] * ranks, of_prompts, link), engine, effects)
 
 
-def _later(served: Served, seconds: float) -> Served:
-    first_s, last_s = served.first_token_s + seconds, served.last_token_s + seconds
-    return dataclasses.replace(served, first_token_s=first_s, last_token_s=last_s)
+def _as_sent(served: Served, engine: Engine, effects: ServingEffects) -> Served:
+    """Tokens as a framework sends them: later than its engine makes them, as the law has it
+    (`engine_load.py`), which does not feed back into the arrivals of recorded requests.
+    """
+    long = served.requests.output > 1
+    step_s = engine.tokens_a_step * served.tpot_s[long].mean() if long.any() else 0.0
+    prompt_s = served.first_token_s - served.scheduled_s
+    late_s = (effects.prefill - 1.0) * prompt_s
+    late_s = late_s + effects.waited_steps * step_s + effects.first_token_s
+    return dataclasses.replace(
+        served,
+        first_token_s=served.first_token_s + late_s,
+        last_token_s=served.last_token_s + late_s,
+    )
 
 
 def _deployment(asked: Question, row: Mapping[str, Any]) -> Deployment:
@@ -92,13 +104,8 @@ def _engine(asked: Question, row: Mapping[str, Any], *, only_prompts: bool = Fal
         own = np.exp(float(asked.fit.left([one], "tpot_s")[0][0]))
         effects = dataclasses.replace(effects, kernels=effects.kernels * own)
     alone = step_times(asked.model, [made], asked.all_reduce)[0]
-    times = with_effects(alone, effects, made.tokens_per_pass)
-    if only_prompts:  # launched kernel by kernel, and longer, as `deployments` has them
-        launches = prompt_launches(made, asked.model.device)
-        least_s = np.maximum(times.products_s, effects.launch_s * launches)
-        times = dataclasses.replace(
-            times, products_s=effects.prefill * least_s, prefill_s=effects.prefill * times.prefill_s
-        )
+    launches = prompt_launches(made, asked.model.device)
+    times = alone.as_run(effects, launches, float(made.launches == "eager"), made.tokens_per_pass)
     tokens = serving_memory(made).cached_tokens(asked.model.device.memory_bytes or np.inf)
     return Engine(
         times, int(row["sequences"]), int(row["chunk"]), max(tokens, 0.0), drafted=asked.drafted,

@@ -16,16 +16,29 @@ chance C, exponential of rate d = k / service - rate, so with m = 1 / service
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
 from scipy.optimize import brentq
 
-from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.io.namespace import Array, array_module, floats, repeated
 
 _POISSON_CV2 = 1.0
 _FAR, _TERMS = 8.0, 6  # standard deviations of a load above the places; terms that are enough there
+# windows in which sources come at random, in their spread; how much of a wait is left where that is
+# as long as a service, and its power: of closed queues of 2 to 100 sources, simulated at loads of
+# 0.15 to 1.3 and spreads of 6 and 12 % of a period, service and wait are then within 5 %, four of
+# five within 2 %
+_WINDOW, _ORDERED, _POWER = 11.5, 0.19, 1.44
+_STEPS, _FEW = 7, 1e-3  # to a root: within 1e-6 of it; in place of nothing
+# of Gauss and Legendre: 1 / B - 1 is within 1e-5 of what gamma functions give, where sources are no
+# more than the services that a period has room for
+_NODES, _WEIGHTS = (0.5 * one for one in np.polynomial.legendre.leggauss(20))
+_NODES = _NODES + 0.5
+_FALLEN, _MOST_LOG = 36.0, 80.0  # logs; a wait that no engine has, in float32, too
 _REACH, _POINTS = 4.5, 91  # of the trapezoidal rule
 _SMALL = 1e-6  # below which (1 - exp(-x)) / x is taken as 1 - x / 2
 
@@ -164,3 +177,88 @@ def latency_percentile_s(rate: float, service_s: float, servers: int, share: flo
     most_s = wait_s - np.log(late / 2) * service_s
     over = lambda seconds: float(latency_over(seconds, rate, service_s, servers)) - late  # noqa: E731
     return float(brentq(over, 0.0, most_s))
+
+
+def sources_wait(others: Array, period: Array, spread: Array) -> Array:
+    """Services of one length that a source waits for others that each send one in a period.
+
+    Sources that begin anywhere in it wait (1 / B(N, T) - 1) / 2, B Erlang's loss (Eckberg, IEEE
+    Trans. Comm. 1979); who has waited comes behind the one before in the next period, too, but for
+    its spread.
+
+    Args:
+        others: N, any shape, as all that follow.
+        period: T, in services.
+        spread: standard deviation of a source's period, in services.
+    """
+    module = array_module(others, period, spread)
+    spread = module.maximum(spread, _FEW)
+    share = 1.0 / (1.0 + period / (_WINDOW * spread))
+    return _beyond_one(others * share, period * share) / 2.0 / (1.0 + _ORDERED * spread**-_POWER)
+
+
+def _beyond_one(places: Array, load: Array) -> Array:
+    """1 / B - 1 of Erlang's loss, any number k of places, load a: by its integral of Fortet
+
+        1 / B = integral of exp(-t) (1 + t / a)^k over t from 0     (Jagerman, BSTJ 1974)
+
+    to where a log-concave integrand has fallen by `_FALLEN` logs; t ~ x^3 levels what it does near
+    zero where k and a are small. Elementary functions alone: their slopes are compiled at once,
+    those of incomplete gamma functions are loops.
+    """
+    module = array_module(places, load)
+    k, a = module.maximum(floats(places), 0.0), module.maximum(floats(load), 1e-12)
+    peak = module.maximum(k - a, 0.0)
+    most = k * module.log1p(peak / a) - peak
+    end = peak + _FALLEN + module.sqrt(_FALLEN**2 + 2.0 * _FALLEN * module.maximum(k, a))
+    for _ in range(3):  # Newton's, from above, as the fall is convex
+        fallen = end - k * module.log1p(end / a) + most - _FALLEN
+        end = end - fallen / (1.0 - k / (a + end))
+    if module is not np:
+        end = jax.lax.stop_gradient(end)
+    k, a, end = (module.asarray(one)[..., None] for one in (k, a, end))
+    nodes, weights = floats(_NODES), floats(_WEIGHTS)
+    t = end * nodes**3
+    grown = k * module.log1p(t / a)
+    few = module.exp(-t) * module.expm1(module.minimum(grown, 1.0))
+    many = module.exp(module.minimum(grown - t, _MOST_LOG)) - module.exp(-t)
+    added = module.where(grown < 1.0, few, many)
+    return (3.0 * end * weights * nodes**2 * added).sum(-1)
+
+
+def wait_left(beyond: Array, wait: Array) -> Array:
+    """Share of a wait at the edge of what an engine can take that is left where `beyond` services
+    always wait: the mean of what is above it of a maximum of a Brownian bridge.
+    """
+    module = array_module(beyond, wait)
+    ratio = 0.5 * np.pi**0.5 * beyond / module.maximum(wait, _FEW)
+    erfc = scipy.special.erfc if module is np else jax.scipy.special.erfc
+    return erfc(module.minimum(ratio, 6.0))
+
+
+def falling_root(gap: Callable[[Array], Array], like: Array) -> Array:
+    """Where a gap that falls by one at least, and ever less steeply, is zero, at 0 or above.
+
+    Newton's steps from below, the last of which brings slopes.
+
+    Args:
+        gap: of values.
+        like: zero in the shape of what is found.
+    """
+    module, known = array_module(like), gap
+    if module is np and array_module(gap(like)) is np:
+        at = like + 0.0 * gap(like)
+    else:  # what is searched brings no slopes: the last step does
+        module = jax.numpy
+        at = jax.lax.stop_gradient(like + module.zeros(jax.eval_shape(gap, like).shape))
+        converted, held = jax.closure_convert(gap, at)
+        held = jax.lax.stop_gradient(held)
+        known = lambda at: converted(at, *held)  # noqa: E731
+
+    def step(at: Array, gap: Callable[[Array], Array] = known) -> Array:
+        near = 1e-4 * (1.0 + at)
+        here = gap(at)
+        slope = (known(at + near) - (here if gap is known else known(at))) / near
+        return module.maximum(at - here / module.minimum(slope, -1.0), 0.0)
+
+    return step(repeated(step, at, _STEPS - 1), gap)

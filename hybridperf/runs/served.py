@@ -1,4 +1,4 @@
-"""Operating points of a table, priced: every row's closed loop before and after effects.
+"""Operating points of a table, priced: every row's engines and clients as columns.
 
 Axes: N rows that can be predicted.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import NAMES, ServingEffects, believed
 from hybridperf.runs.admission import Admission
-from hybridperf.runs.closed_loop import Latency, Loop, settled
+from hybridperf.runs.loads import Engines, Latency, Loads, sent_seconds
 from hybridperf.runs.serving_machines import Machine
 from hybridperf.runs.serving_rows import ServedRow
 from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
@@ -32,7 +33,7 @@ class Served:
 
     rows: tuple[ServedRow, ...]  # [N]
     at: np.ndarray  # their places in the table [N]
-    loops: Loop  # [N] each
+    loads: Loads
     memory: tuple[ServingMemory, ...]
     capacity: np.ndarray  # bytes of a GPU [N]
     problems: dict[int, str]  # of the other rows, by place
@@ -41,21 +42,23 @@ class Served:
     def part(self, chosen: np.ndarray) -> Served:
         """Some of the rows, bool [N]."""
         at = np.flatnonzero(chosen)
-        loops = Loop(*(np.asarray(one)[at] for one in self.loops))
         memory = tuple(self.memory[one] for one in at)
         rows = tuple(self.rows[one] for one in at)
         return Served(
-            rows, self.at[at], loops, memory, self.capacity[at], {}, self.unmeasured[at]
+            rows, self.at[at], self.loads.part(at), memory, self.capacity[at], {},
+            self.unmeasured[at],
         )  # fmt: skip
 
     def latency(self, effects: ServingEffects) -> Latency:
         """[N]; effects [N] or the same for all."""
-        return self.loops.latency(effects)
+        return self.loads.latency(effects)
 
 
 def believed_effects(rows: Sequence[ServedRow]) -> ServingEffects:
     """Of each row's framework [N]; a client's own number of requests tells its burst."""
-    each = [believed(row.framework, row.prefill is not None) for row in rows]
+    each = [
+        believed(row.framework, row.prefill is not None, row.eager, row.launch_host) for row in rows
+    ]
     found = {name: np.array([getattr(one, name) for one in each]) for name in NAMES}
     told = np.array([row.requests for row in rows])
     found["burst"] = np.where(told > 0, 1.0 / np.maximum(told, 1.0), found["burst"])
@@ -69,52 +72,58 @@ def served(
     problems = {at: row.refused for at, row in enumerate(rows) if row.refused}
     times = _times(rows, problems, load)
     good = [at for at in range(len(rows)) if at not in problems]
-    mine = [rows[at] for at in good]
+    models = {key[0]: load(key[0]) for key in times}
+    mine = [
+        dataclasses.replace(rows[at], launch_host=models[rows[at].machine].host)  # type: ignore[index]
+        for at in good
+    ]
     memory = {key: serving_memory(key[1]) for key in times}
-    groups: dict[tuple[_Engine, _Engine | None], list[int]] = {}
-    for place, row in enumerate(mine):
-        assert row.machine is not None
-        assert row.engine is not None
-        first = (row.machine, row.prefill) if row.prefill else None
-        groups.setdefault(((row.machine, row.engine), first), []).append(place)
-    effects = believed_effects(mine)
-    fields = {name: np.ones(len(mine)) for name in Loop._fields}
-    capacity = np.zeros(len(mine))
-    for (key, first), places in groups.items():
-        at, engine = np.array(places), key[1]
-        some = [mine[place] for place in places]
-        clients, prompt, output, workers, prefillers = (
-            np.array([getattr(row, name) for row in some])
-            for name in ("clients", "prompt", "output", "workers", "prefill_workers")
-        )
-        capacity[at] = some[0].memory_bytes
-        tokens = np.array([row.held for row in some])
-        held = memory[key].sequences(some[0].memory_bytes, tokens)  # type: ignore[arg-type]
-        ranks = workers * engine.attention_dp
-        slots = ranks * np.clip(held, 1.0, engine.max_sequences)
-        own = ServingEffects(**{name: getattr(effects, name)[at] for name in NAMES})
-        apart = None
-        if first is not None:
-            apart = times[first], prefillers * first[1].attention_dp
-        chunk = np.array([row.chunk for row in some])
-        launches = prompt_launches(first[1] if first else engine, key[0].spec)
-        admission = Admission(*np.array([row.admission for row in some]).T)
-        loop = settled(
-            times[key], clients, prompt, output / engine.tokens_per_pass, slots, own, chunk, ranks,
-            apart, admission, launches, prompt * engine.cached_share,
-            float(engine.launches == "eager"), engine.tokens_per_pass,
-        )  # fmt: skip
-        for name, value in loop._asdict().items():
-            fields[name][at] = value
-    kept = tuple(memory[(row.machine, row.engine)] for row in mine)  # type: ignore[index]
-    bare = {
-        machine: not load(machine).measured.families
-        for row in mine if (machine := row.machine) is not None
-    }  # fmt: skip
-    unmeasured = np.array([row.machine is not None and bare[row.machine] for row in mine], bool)
-    return Served(
-        tuple(mine), np.array(good, int), Loop(**fields), kept, capacity, problems, unmeasured
+    place: dict[Any, int] = {key: at for at, key in enumerate(times)}
+    of = [(row.machine, row.engine) for row in mine]
+    decode = np.array([place[key] for key in of], int)
+    first = np.array([place[row.machine, row.prefill] if row.prefill else -1 for row in mine], int)
+    kept = tuple(memory[key] for key in of)  # type: ignore[index]
+    capacity = np.array([row.memory_bytes for row in mine], float)
+    most = [row.engine.max_sequences for row in mine if row.engine]
+    held = [
+        one.sequences(size, row.held)
+        for one, size, row in zip(kept, capacity.tolist(), mine, strict=True)
+    ]
+
+    def each(name: str) -> np.ndarray:
+        return np.array([getattr(row, name) for row in mine], float)
+
+    engines = Engines.of(
+        [key[1] for key in times], [*times.values()],
+        [prompt_launches(key[1], key[0].spec) for key in times],
+    ) if times else None  # fmt: skip
+    loads = Loads(
+        engines, decode, first, each("clients"), each("prompt"), each("output"),  # type: ignore[arg-type]
+        np.clip(held, 1.0, most), each("chunk"), each("workers"), each("prefill_workers"),
+        each("at_once") > 0, _sent_s(mine, memory, models),
+        Admission(*np.array([row.admission for row in mine], float).reshape(-1, 3).T),
     )  # fmt: skip
+    bare: dict[Any, bool] = {
+        machine: not model.measured.families for machine, model in models.items()
+    }
+    unmeasured = np.array([bare[row.machine] for row in mine], bool)
+    return Served(tuple(mine), np.array(good, int), loads, kept, capacity, problems, unmeasured)
+
+
+def _sent_s(
+    rows: Sequence[ServedRow], memory: dict[_Engine, ServingMemory],
+    models: dict[Machine, PerfModel],
+) -> np.ndarray:  # fmt: skip
+    """Of each row's prompt to the engine that decodes [N]; 0 where that one computed it."""
+    out = np.zeros(len(rows))
+    groups: dict[tuple[Machine, int], list[int]] = {}
+    for at, row in enumerate(rows):
+        if row.prefill is not None and row.machine is not None:
+            groups.setdefault((row.machine, int(row.gpus)), []).append(at)
+    for (machine, gpus), some in groups.items():
+        sizes = [memory[machine, rows[at].prefill].sent(rows[at].prompt) for at in some]  # type: ignore[index]
+        out[some] = sent_seconds(models[machine], sizes, gpus)
+    return out
 
 
 @functools.cache

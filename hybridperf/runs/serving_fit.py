@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,17 +24,27 @@ from typing import Any
 import numpy as np
 import scipy
 
-from hybridperf.io import InputError, read_json, write_json
-from hybridperf.model.serving_effects import BELIEFS, NAMES, ServingEffects, effects_of, logs_of
-from hybridperf.runs.closed_loop import Latency, Loop
+from hybridperf.io import InputError, OldFile, read_json, write_json
+from hybridperf.model.serving_effects import (
+    BELIEFS,
+    NAMES,
+    ServingEffects,
+    believed,
+    effects_of,
+    logs_of,
+)
+from hybridperf.runs.loads import Latency, Loads
 from hybridperf.runs.served import Served, believed_effects
 from hybridperf.runs.serving_published import published
 from hybridperf.runs.serving_rows import ServedRow
 
-FILE, _KIND, _VERSION = "serving.json", "serving-effects", 4
+FILE, _KIND, _VERSION = "serving.json", "serving-effects", 5
+_ONE_LAW = 5  # since when effects are of `engine_load.py`
 TARGETS = ("tpot_s", "ttft_s")
 # effects that frameworks share: apart, two models of one framework would fit what is theirs
 _SHARED = ("kernels", "gap_s", "step_s", "sequence_s")
+_STEP = 1e-2  # in an effect's log, by which lines are taken
+_ROUNDS, _DONE = 6, 0.02  # of lines, until effects move by no more, in widths
 _ROW_WIDTH = {"tpot_s": 0.2, "ttft_s": 0.35}  # of rows' logs around the law
 _MOST_ROWS = 1.0  # that a model of a framework counts for: rows of one table are neighbours
 # standard deviations from the law within which a row tells of offsets: one further off is of
@@ -78,13 +89,14 @@ class ServingFit:
 
     def of(self, rows: Sequence[ServedRow]) -> ServingEffects:
         """Of each row's framework [N]."""
-        believed = believed_effects(rows)
-        logs = np.array([np.log(getattr(believed, name)) for name in NAMES])
+        logs = logs_of(believed_effects(rows))
         for at, row in enumerate(rows):
             any_of_its_kind = _APART if row.prefill else ""
             kind = kind_of(row)
             if known := next((one for one in (kind, _like(kind)) if one in self.effects), None):
-                logs[:, at] = self.effects[known]
+                # further from its own belief, of its host and its number of requests, by as much
+                told = logs_of(believed(row.framework, row.prefill is not None))
+                logs[:, at] += self.effects[known] - told
             elif any_of_its_kind in self.effects:
                 for name in _SHARED:
                     place = NAMES.index(name)
@@ -136,6 +148,9 @@ class ServingFit:
         if Path(path).is_dir():
             path = Path(path) / FILE
         saved = read_json(path, _KIND, _VERSION)
+        if saved["schema_version"] < _ONE_LAW:
+            said = f"{path} was fitted in the law of an earlier hybridperf; fit the rows again"
+            warnings.warn(said, OldFile, stacklevel=2)
         try:
             effects = {
                 str(name): np.log([float(one[effect]) for effect in NAMES])
@@ -161,7 +176,7 @@ def fitted(rows: Served, measured: Mapping[str, np.ndarray]) -> ServingFit:
             "expected measured rows with ttft_s and tpot_s to fit on, got none that can be"
             " predicted; their notes under `hybridperf serve ROWS` say why"
         )
-    loops = Loop(*(np.asarray(one)[use] for one in rows.loops))
+    loads = rows.loads.part(use)
     logs = {name: np.log(measured[name][use]) for name in TARGETS}
     kinds = np.array([kind_of(row) for row in mine])
     effects: dict[str, np.ndarray] = {}
@@ -170,9 +185,8 @@ def fitted(rows: Served, measured: Mapping[str, np.ndarray]) -> ServingFit:
         here = np.array([(row.prefill is not None) == apart for row in mine])
         if here.any():
             some = [row for row, good in zip(mine, here, strict=True) if good]
-            part = Loop(*(one[here] for one in loops))
             logs_here = {name: values[here] for name, values in logs.items()}
-            own, latency = _effects(some, part, logs_here, kinds[here])
+            own, latency = _effects(some, loads.part(here), logs_here, kinds[here])
             effects |= own
             for name in TARGETS:
                 left[name][here] = logs_here[name] - np.log(getattr(latency, name))
@@ -215,47 +229,72 @@ def _like(kind: str) -> str:
 
 
 def _effects(
-    rows: Sequence[ServedRow], loops: Loop, logs: Mapping[str, np.ndarray], kinds: np.ndarray
+    rows: Sequence[ServedRow], loads: Loads, logs: Mapping[str, np.ndarray], kinds: np.ndarray
 ) -> tuple[dict[str, np.ndarray], Latency]:
     """(logs of effects by kind of row, what the rows take with them [N])."""
     known = sorted({*kinds.tolist()})
     of_row = np.searchsorted(known, kinds)
-    believed = believed_effects(rows)
-    start = np.array([np.log(getattr(believed, name)) for name in NAMES])  # [K, N]
+    start = logs_of(believed_effects(rows))  # [K, N]
     told = np.array([row.requests > 0 for row in rows])
     own_names = [name for name in NAMES if name not in _SHARED]
     widths = np.array([BELIEFS[name].width for name in NAMES])
 
+    # which number of theta moves each effect of each row, -1: none  [K, N]
+    place = np.zeros(start.shape, int)
+    for at, name in enumerate(_SHARED):
+        place[NAMES.index(name)] = at
+    for at, name in enumerate(own_names):
+        place[NAMES.index(name)] = len(_SHARED) + at * len(known) + of_row
+    place[NAMES.index("burst"), told] = -1
+
     def moved(theta: np.ndarray) -> np.ndarray:
         """Logs of effects [K, N] by how far each is from its belief, in widths."""
-        found = np.zeros(start.shape)
-        for at, name in enumerate(_SHARED):
-            found[NAMES.index(name)] = theta[at]
-        own = theta[len(_SHARED) :].reshape(len(own_names), len(known))
-        for at, name in enumerate(own_names):
-            found[NAMES.index(name)] = own[at][of_row]
-        found[NAMES.index("burst")] *= ~told
-        return np.asarray(start + found * widths[:, None])
+        return np.asarray(start + np.append(theta, 0.0)[place] * widths[:, None])
+
+    def errors(logs_now: np.ndarray) -> np.ndarray:
+        latency = loads.latency(effects_of(logs_now))
+        return np.array(
+            [(np.log(getattr(latency, name)) - logs[name]) / _ROW_WIDTH[name] for name in TARGETS]
+        )
 
     weight = _weights(rows)
 
-    def residuals(theta: np.ndarray) -> np.ndarray:
-        latency = loops.latency(effects_of(moved(theta)))
-        errors = [
-            weight * _robust((np.log(getattr(latency, name)) - logs[name]) / _ROW_WIDTH[name])
-            for name in TARGETS
-        ]
-        return np.concatenate([*errors, theta])
-
     theta = np.zeros(len(_SHARED) + len(own_names) * len(known))
-    theta = scipy.optimize.least_squares(residuals, theta, max_nfev=60).x
+    for _ in range(_ROUNDS):
+        # the law by lines at where we are: of one effect of all rows at a time, as a row's seconds
+        # know no other row's effects
+        logs_now = moved(theta)
+        here = errors(logs_now)
+        lines = np.zeros((len(TARGETS), len(rows), len(theta) + 1))
+        for at, width in enumerate(widths):
+            step = np.zeros((len(NAMES), 1))
+            step[at] = _STEP
+            line = (errors(logs_now + step) - here) * width / _STEP
+            lines[:, np.arange(len(rows)), place[at]] += line
+        lines = lines[..., :-1]
+        begun = here - lines @ theta
+
+        def residuals(found: np.ndarray, begun=begun, lines=lines) -> np.ndarray:  # type: ignore[no-untyped-def]
+            return np.concatenate([*(weight * _robust(begun + lines @ found)), found])
+
+        moved_to = scipy.optimize.least_squares(residuals, theta, max_nfev=60).x
+        done = np.abs(moved_to - theta).max() < _DONE
+        theta = moved_to
+        if done:
+            break
     final = moved(theta)
-    effects = {kind: final[:, of_row == at][:, 0] for at, kind in enumerate(known)}
+    effects = {}
+    for at, kind in enumerate(known):
+        far = theta[[_SHARED.index(name) if name in _SHARED
+                     else len(_SHARED) + own_names.index(name) * len(known) + at
+                     for name in NAMES]]  # fmt: skip
+        row = rows[int(np.argmax(of_row == at))]
+        effects[kind] = logs_of(believed(row.framework, row.prefill is not None)) + far * widths
     shared = logs_of(ServingEffects())
     for at, name in enumerate(_SHARED):
         shared[NAMES.index(name)] += theta[at] * BELIEFS[name].width
     effects[_APART if rows[0].prefill else ""] = shared
-    return effects, loops.latency(effects_of(final))
+    return effects, loads.latency(effects_of(final))
 
 
 def _robust(z: np.ndarray) -> np.ndarray:
@@ -297,11 +336,18 @@ def _covariance(
     same = {name: mine[:, at][:, None] == theirs[:, at] for at, name in enumerate(_WORDS)}
     # a first token that two engines make waits for routers and links of its own system: of systems
     # left out, what rows of others share makes its error 31 % in place of 27 %
+    # how many drafts are taken is assumed: it is no property of a system, or of a version
+    drafted, theirs_drafted = (
+        np.array([one[_WORDS.index("scheme")].split()[-1] for one in some])
+        for some in (words, others)
+    )
     own = np.array([TARGETS[here] == "ttft_s" and _APART in one[0] for one in words], bool)
     for level, width in _LEVELS.items():
         shared = np.logical_and.reduce([same[name] for name in level])
         if "system" not in level:
             shared &= ~own[:, None]
+        if "scheme" not in level:
+            shared &= drafted[:, None] == theirs_drafted
         out += width[here] ** 2 * shared * (slopes if "model" in level else 1.0)
     apart = ((sizes[:, None] - other_sizes[None]) ** 2).sum(-1)
     alike = np.logical_and.reduce(list(same.values()))

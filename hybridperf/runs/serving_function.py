@@ -29,13 +29,13 @@ from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import ServingEffects, believed
 from hybridperf.runs.admission import NO_LIMIT
 from hybridperf.runs.batching import Engine
-from hybridperf.runs.deployment_latency import LARGEST_CHUNK, with_effects, with_first_tokens
-from hybridperf.runs.steady_state import steady_clients
+from hybridperf.runs.deployment_latency import LARGEST_CHUNK
+from hybridperf.runs.engine_load import FirstTokens, under_load
 from hybridperf.workloads.serving import Deployment, prompt_launches, steps_as_rows
 from hybridperf.workloads.serving.deployment import serving_memory
 
 _NONE = 1e-3  # of a sequence or token: zero comes as a billionth of today's number
-_OF_STEP = ("kernels", "gap_s", "step_s", "sequence_s")  # effects that a step has
+_OF_STEP = ("kernels", "gap_s", "step_s", "sequence_s", "launch_s")  # effects that a step has
 
 
 def served_step_function(
@@ -119,10 +119,7 @@ def serving_function(
     sizes = {"clients": clients, "prompt": prompt, "output": output, "cached": cached,
              "slots": slots, "chunk": chunk}  # fmt: skip
     _check(sizes, ("clients",))
-    steps, launches = (
-        _Steps.of(model, deployment, all_reduce),
-        prompt_launches(deployment, model.device),
-    )
+    steps = _Steps.of(model, deployment, all_reduce)
 
     def results(arrays: Any, knobs: Knobs) -> dict[str, Array]:
         load, effects = knobs["load"], steps.effects(knobs)
@@ -131,14 +128,13 @@ def serving_function(
             kv_tokens=NO_LIMIT,  # slots are what fits
             drafted=deployment.drafted, acceptance=deployment.acceptance,
         )  # fmt: skip
-        steady = steady_clients(
-            engine, load["clients"], load["prompt"], load["output"], load["cached"]
+        added = FirstTokens(effects.prefill, effects.waited_steps, effects.first_token_s)
+        found = under_load(
+            engine, load["clients"], load["prompt"], load["output"], load["cached"], added
         )
-        chunks = jnp.ceil((load["prompt"] - load["cached"]) / load["chunk"])
-        first_s, rate = with_first_tokens(steady, load["clients"], launches * chunks, effects)
-        rate = rate * deployment.attention_dp
+        rate = found.rate * deployment.attention_dp
         return {
-            "ttft_s": first_s, "tpot_s": steady.tpot_s, "requests_per_s": rate,
+            "ttft_s": found.ttft_s, "tpot_s": found.tpot_s, "requests_per_s": rate,
             "tokens_per_s": rate * load["output"],
         }  # fmt: skip
 
@@ -156,18 +152,22 @@ class _Steps:
     deployment: Deployment
     prepared: PreparedStep
     tables: Any  # StepTimes by the seconds of its rows
+    launches: float  # kernels of a step that is no CUDA graph
+    believed: ServingEffects  # of its framework
 
     @staticmethod
     def of(model: PerfModel, deployment: Deployment, all_reduce: str) -> _Steps:
         rows, tables = steps_as_rows(model, deployment, all_reduce)
-        return _Steps(deployment, PreparedStep.of(model, rows), tables)
+        eager = deployment.launches == "eager"
+        known = believed(deployment.framework, eager=eager, host=model.host)
+        launches = prompt_launches(deployment, model.device)
+        return _Steps(deployment, PreparedStep.of(model, rows), tables, launches, known)
 
     def knobs(self, load: Knobs, effects: tuple[str, ...]) -> dict[str, Any]:
         """Today's numbers."""
-        known = believed(self.deployment.framework)
         return self.prepared.knobs | {
             "load": {name: float(value) for name, value in load.items()},
-            "effects": {name: float(getattr(known, name)) for name in effects},
+            "effects": {name: float(getattr(self.believed, name)) for name in effects},
         }
 
     def times(self, arrays: Any, knobs: Knobs) -> StepTimes:
@@ -175,12 +175,13 @@ class _Steps:
         rows, today = arrays
         machine = {name: value for name, value in knobs.items() if name not in ("load", "effects")}
         durations = rows.durations(platform_at(today, self.prepared.groups, machine))
-        made = self.deployment.tokens_per_pass
-        return with_effects(self.tables(durations), self.effects(knobs), made)
+        eager, made = self.deployment.launches == "eager", self.deployment.tokens_per_pass
+        alone = self.tables(durations)
+        return alone.as_run(self.effects(knobs), self.launches, float(eager), made)
 
     def effects(self, knobs: Knobs) -> ServingEffects:
         """Of the framework."""
-        return dataclasses.replace(believed(self.deployment.framework), **knobs["effects"])
+        return dataclasses.replace(self.believed, **knobs["effects"])
 
 
 def _check(sizes: dict[str, float], needed: tuple[str, ...]) -> None:

@@ -18,13 +18,12 @@ import pandas as pd
 from hybridperf.fields import fields_of
 from hybridperf.fields.columns import read_columns
 from hybridperf.fields.registry import YES
-from hybridperf.hardware import canonical_dtype
+from hybridperf.hardware import Host, canonical_dtype
 from hybridperf.io import InputError
 from hybridperf.io.errors import plain
 from hybridperf.ops.frameworks import serving_framework, serving_frameworks
 from hybridperf.ops.moe import BALANCED
 from hybridperf.runs.admission import AT_ONCE, NO_LIMIT, Admission
-from hybridperf.runs.closed_loop import CHUNK
 from hybridperf.runs.serving_machines import Machine, known_names, machine_of
 from hybridperf.runs.serving_published import (
     has_settings,
@@ -37,6 +36,7 @@ from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.transformer.zoo import load_shape
 
 FIELDS = fields_of("serve")
+CHUNK = 8192.0  # tokens of prompts in a step at most: the usual budget of vLLM's benchmarks
 MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
 # of tokens over experts: nearly all of them have some, as a trained gate's distinct experts stay
 # within 13 % of a uniform one's (LLMServingSim, bench/core/runner.py); the exponent is assumed.
@@ -75,6 +75,8 @@ class ServedRow:
     workers_told: bool = True  # by the row itself
     drafts_known: bool = True
     requests: float = 0.0  # of each client; 0: not told
+    at_once: bool = False  # all clients begin together, as in a published benchmark
+    launch_host: Host | None = None  # of the machine, if it is known
     chunk: float = CHUNK  # tokens of prompts in a step at most
     admission: Admission = AT_ONCE
     model: str = ""
@@ -87,6 +89,11 @@ class ServedRow:
     def held(self) -> float:
         """Tokens that a running sequence holds in the cache, in the mean."""
         return self.prompt + serving_framework(self.framework).reserved * self.output
+
+    @property
+    def eager(self) -> bool:
+        """Whether all kernels are launched one by one."""
+        return self.engine is not None and self.engine.launches == "eager"
 
     @property
     def memory_bytes(self) -> float:
@@ -160,6 +167,7 @@ def _empty(value: Any) -> bool:
 
 def _row(values: Mapping[str, Any]) -> ServedRow:
     notes: list[str] = []
+    at_once = _at_once(values)  # by the row's own words, not by a benchmark's scripts
     name = _text(values, "model_path")
     if _empty(values["concurrency"]):
         raise InputError(
@@ -225,12 +233,20 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         )  # fmt: skip
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
+        "at_once": at_once,
         "chunk": float(_count(values, "max_num_batched_tokens", int(CHUNK))),
         "admission": _admission(values, engine),
     }  # fmt: skip
     if machine.note:
         notes.append(machine.note)
     return ServedRow(engine=engine, notes=tuple(notes), **found)
+
+
+def _at_once(values: Mapping[str, Any]) -> bool:
+    """Whether all clients begin together: as the row says, else where it is of a run."""
+    if said := _word(values, "opening_burst"):
+        return said == YES
+    return bool(values.get("requests_per_client") or values.get("measured"))
 
 
 def _apart(

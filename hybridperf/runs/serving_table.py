@@ -45,6 +45,7 @@ _DRAFTS = 0.65
 # generation's by twice that
 UNMEASURED = 0.12
 _MEAN = "ttft is the mean of a run{} in which all clients start at once"
+_STEADY = "ttft is the mean of a steady load"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +138,7 @@ def filled(found: Served, fit: ServingFit) -> Mapping[str, Any]:
     """Columns of the rows that can be predicted [N]."""
     rows = found.rows
     latency = found.latency(fit.of(rows))
-    per_pass = np.array([row.engine.tokens_per_pass if row.engine else 1.0 for row in rows])
-    law = {"tpot_s": latency.tpot_s / per_pass, "ttft_s": latency.ttft_s}
+    law = {"tpot_s": latency.tpot_s, "ttft_s": latency.ttft_s}
     waits = latency.waiting_s > 0
     out: dict[str, Any] = {}
     for target, short in (("ttft_s", "ttft"), ("tpot_s", "tpot")):
@@ -175,7 +175,7 @@ def filled(found: Served, fit: ServingFit) -> Mapping[str, Any]:
     out["memory_bytes"] = np.array([one.needed(n, tokens) for one, n, tokens in memory])
     least = zip(found.memory, found.capacity, whole, strict=True)
     out["fits"] = np.array([one.sequences(gpu, tokens) >= 1.0 for one, gpu, tokens in least])
-    columns = (rows, out["fits"], found.loops.slots, waits, found.memory, found.capacity)
+    columns = (rows, out["fits"], found.loads.slots, waits, found.memory, found.capacity)
     whose = [
         "; ".join(filter(None, (unmeasured_note(row.system) if bare else "", fit.note_of(row))))
         for row, bare in zip(rows, found.unmeasured, strict=True)
@@ -207,7 +207,7 @@ def _note(
     if row.output <= 1:
         said.append("an answer of one token has no time per output token")
     requests = f" of {row.requests:g} requests a client" if row.requests else ""
-    said += [*row.notes, whose, _MEAN.format(requests)]
+    said += [*row.notes, whose, _MEAN.format(requests) if row.at_once else _STEADY]
     return "; ".join(filter(None, said))
 
 

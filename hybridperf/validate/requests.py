@@ -21,7 +21,6 @@ from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.model.serving_effects import CALLS_ALONE, ServingEffects, believed
 from hybridperf.runs.batching import Engine, serve
-from hybridperf.runs.deployment_latency import with_effects
 from hybridperf.runs.requests import arriving
 from hybridperf.runs.serving_rows import named_model
 from hybridperf.validate.harness import Found, ResultLine, claim
@@ -89,7 +88,7 @@ def _simulated(
     if np.isnan(kv_tokens):  # what its GPU has room for
         kv_tokens = serving_memory(deployment).cached_tokens(float(model.device.memory_bytes or 0))
     engine = Engine(
-        with_effects(step_times(model, [deployment])[0], effects), int(told["max_num_seqs"]),
+        step_times(model, [deployment])[0].as_run(effects), int(told["max_num_seqs"]),
         int(told["max_num_batched_tokens"]), kv_tokens,
     )  # fmt: skip
     if not limits:

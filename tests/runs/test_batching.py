@@ -65,8 +65,8 @@ def test_keys_of_a_prompt_go_over_a_link_one_after_the_other() -> None:
     requests = arriving(np.zeros(2), 10, 3)
     link = Link(bytes_per_token=1.0, bytes_per_s=5.0, latency_s=0.25)
     served = serve(requests, [Engine(constant(1.0))], [Engine(constant(1.0))], link)
-    np.testing.assert_allclose(served.first_token_s, 1, rtol=1e-4)
-    # computed after 1 s, there after 3.25 and 5.25 s; then two tokens more
+    # computed after 1 s, there after 3.25 and 5.25 s, from where they are answered; two tokens more
+    np.testing.assert_allclose(served.first_token_s, [3.25, 5.25], rtol=1e-4)
     np.testing.assert_allclose(served.last_token_s, [5.25, 7.25], rtol=1e-4)
 
 

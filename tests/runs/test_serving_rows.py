@@ -1,5 +1,6 @@
 """Rows of operating points: their traps, what is refused, what a fit does."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 import pytest
 
 from hybridperf.cli.app import main
-from hybridperf.io import InputError
+from hybridperf.io import InputError, OldFile
 from hybridperf.runs.admission import NO_LIMIT
 from hybridperf.runs.serving_fit import ServingFit
 from hybridperf.runs.serving_machines import machine_of
@@ -185,6 +186,30 @@ def test_a_fit_learns_what_rows_share_and_is_kept(measured: pd.DataFrame, tmp_pa
     fit.save(tmp_path / "serving.json")
     again = predict_serving(rows, fit=ServingFit.load(tmp_path)).frame
     np.testing.assert_allclose(again["predicted_ttft_s"], found["predicted_ttft_s"])
+
+
+def test_rows_that_draft_are_fitted_by_tokens_not_by_steps() -> None:
+    """Measured as predicted: effects stay, and so do other rows of the framework."""
+    rows = table(*({**DENSE, "concurrency": clients, "drafted": drafted}
+                   for clients in (1, 4, 16, 64) for drafted in (1, 2)))  # fmt: skip
+    found = predict_serving(rows).frame
+    rows["tpot_s"], rows["ttft_s"] = found["predicted_tpot_s"], found["predicted_ttft_s"]
+    fit = fit_of(rows)
+    plain = table(*({**DENSE, "concurrency": clients} for clients in (1, 16, 64)))
+    for some in (rows[[*plain, "drafted"]], plain):
+        before, after = predict_serving(some).frame, predict_serving(some, fit=fit).frame
+        for name in ("predicted_tpot_s", "predicted_ttft_s"):
+            np.testing.assert_allclose(after[name], before[name], rtol=1e-3)
+
+
+def test_a_fit_of_an_earlier_law_says_so(measured: pd.DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "serving.json"
+    fit_of(measured).save(path)
+    saved = json.loads(path.read_text())
+    del saved["sha256"]
+    path.write_text(json.dumps(saved | {"schema_version": 4}))
+    with pytest.warns(OldFile, match="fit the rows again"):
+        ServingFit.load(path)
 
 
 def test_measured_rows_without_seconds_are_refused(measured: pd.DataFrame) -> None:

@@ -10,9 +10,11 @@ from hybridperf.collectives.model import load_collectives
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CollectiveCall
+from hybridperf.model.serving_effects import CALLS_ALONE
+from hybridperf.model.step_effects import LAUNCH_S
 from hybridperf.ops import DecodeAttention, Gemm, LatentAttention, Moe, OpCall, PrefillAttention
 from hybridperf.ops.quantise import Quantise
-from hybridperf.workloads.serving import Deployment, step_times
+from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
 from hybridperf.workloads.serving.deployment import WORKSPACE_BYTES, serving_memory
 from hybridperf.workloads.serving.layers import Kernel, ServedCalls
 from hybridperf.workloads.serving.times import Sizes
@@ -130,7 +132,16 @@ def test_step_is_no_shorter_than_its_weights_and_grows_with_what_it_holds(
     assert (np.diff(times.decode_s, axis=0) > 0).all()
     assert (np.diff(times.decode_s, axis=1) > 0).all()
     assert (np.diff(times.prefill_s, axis=0) > 0).all()
-    assert eager.seconds(1.0, 512.0) > times.seconds(1.0, 512.0)
+    # what launches take is a belief about the host, no constant of the steps
+    effects = dataclasses.replace(CALLS_ALONE, launch_s=2.0 * LAUNCH_S)
+    launches = prompt_launches(Deployment(llama), machine.device)
+    graph_s, launched_s = (
+        float(one.as_run(effects, launches, how).seconds(1.0, 512.0))
+        for one, how in ((times, 0.0), (eager, 1.0))
+    )
+    assert graph_s == pytest.approx(float(times.seconds(1.0, 512.0)))
+    assert launched_s == pytest.approx(2.0 * launches * LAUNCH_S)
+    assert launched_s > graph_s
     assert drafted.seconds(32.0, 512.0) > times.seconds(32.0, 512.0)
 
 

@@ -18,8 +18,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+import numpy as np
+
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
+from hybridperf.io.namespace import Array
 from hybridperf.ops.frameworks import serving_framework
 from hybridperf.ops.moe import BALANCED
 from hybridperf.ops.quantise import SCHEMES, known_scheme
@@ -107,10 +110,8 @@ class Deployment:
 
     @property
     def tokens_per_pass(self) -> float:
-        """That a sequence makes in a step: its own, and those drafted that are taken, up to the
-        first that is not: 1 + a + a^2 + ...
-        """
-        return sum(self.acceptance**at for at in range(self.drafted + 1))
+        """That a sequence makes in a step."""
+        return float(tokens_per_pass(self.drafted, self.acceptance))
 
     def of_experts(self) -> str:
         """The scheme of experts."""
@@ -123,6 +124,13 @@ class Deployment:
     def nodes(self, ranks: int, per_node: int) -> int:
         """Nodes that so many GPUs lie on."""
         return -(-ranks // per_node)
+
+
+def tokens_per_pass(drafted: Array, acceptance: Array) -> Array:
+    """That a sequence makes in a step: its own, and those drafted that are taken, up to the first
+    that is not: 1 + a + a^2 + ... (Leviathan et al., ICML 2023).
+    """
+    return sum(acceptance**at * (at <= drafted) for at in range(int(np.max(drafted)) + 1))
 
 
 def decodes_as_prompts(served: Deployment, device: DeviceSpec) -> bool:
@@ -166,6 +174,10 @@ class ServingMemory:
     def sequences(self, memory_bytes: float, tokens: float) -> float:
         """Sequences of so many tokens that an attention rank holds."""
         return max(self._free(memory_bytes), 0.0) / (self.token * tokens + self.sequence)
+
+    def sent(self, prompt: float) -> float:
+        """Bytes of a prompt's keys, to another engine."""
+        return self.token * prompt + self.sequence
 
     def needed(self, sequences: float, tokens: float) -> float:
         """Bytes with so many sequences of so many tokens on an attention rank."""

@@ -16,7 +16,6 @@ from hybridperf.hardware import DeviceSpec
 from hybridperf.io.namespace import Array, array_module, fresh_views
 from hybridperf.model import PerfModel, Platform
 from hybridperf.model.calls import Call, CallChain
-from hybridperf.model.step_effects import LAUNCH_S
 from hybridperf.workloads.serving.deployment import Deployment, decodes_as_prompts
 from hybridperf.workloads.serving.layers import Kernel, ServedCalls
 
@@ -62,8 +61,8 @@ class _Listed:
     rows: list[Call]
     chains: list[CallChain]
     deployments: Sequence[Deployment]
-    # places of products, decoding, prompts and decoding beside them; seconds of launches; kernels
-    tables: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, float, float]]
+    # places of products, decoding, prompts and decoding beside them; kernels
+    tables: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, float]]
     sizes: Sizes
 
     def times(self, seconds: Array) -> list[StepTimes]:
@@ -73,12 +72,10 @@ class _Listed:
                 for one in dataclasses.fields(self.sizes))  # fmt: skip
         tokens, sequences, keys, chunk, chunk_keys = axes
         found = []
-        for one, (products_at, decode_at, prefill_at, beside_at, launched_s, kernels) in zip(
+        for one, (products_at, decode_at, prefill_at, beside_at, kernels) in zip(
             self.deployments, self.tables, strict=True
         ):
-            # a host that launches kernel by kernel is never overtaken by its GPU
-            products_s = module.maximum(seconds[products_at], launched_s)
-            decode_s = seconds[decode_at]
+            products_s, decode_s = seconds[products_at], seconds[decode_at]
             beside_s = None if beside_at is None else module.maximum(seconds[beside_at], decode_s)
             if one.drafted:  # products of all tokens of a sequence, where one is counted
                 more = module.interp(sequences * (1.0 + one.drafted), tokens, products_s)
@@ -157,7 +154,6 @@ def _listed(
     for one in deployments:
         calls = ServedCalls(one, per_node, all_reduce)
         products = [list(calls.products(n)) for n in sizes.tokens]
-        launched = sum(times for _, times in products[0])
         # what engines that differ in their experts alone have alike; drafts compute a whole layer
         alike = (
             one
@@ -180,7 +176,6 @@ def _listed(
             attention[alike] = decode, prefill, beside
         tables.append((
             np.array([chain(some) for some in products]), *attention[alike],
-            launched * LAUNCH_S if one.launches == "eager" else 0.0,
             sum(times for _, times in (*products[0], *calls.decode(1.0, sizes.keys[0]))),
         ))  # fmt: skip
     return _Listed([*rows], chains, deployments, tables, sizes)
