@@ -122,6 +122,15 @@ def test_a_row_that_cannot_be_predicted_is_refused_by_name_and_rule(changes, say
     assert "\n" not in row.note
 
 
+def test_a_system_says_its_accelerator() -> None:
+    assumed, named = (one(gpu=gpu, system="dgx_h100") for gpu in (None, "h100_sxm"))
+    assert assumed.config == named.config
+    assert assumed.machine == named.machine
+    assert "gpu h100_sxm assumed, which the system has" in assumed.note
+    assert "expected an accelerator in gpu" in one(gpu=None).note
+    assert "unknown system 'nope'" in one(gpu=None, system="nope").note
+
+
 def test_what_submissions_have_otherwise_is_theirs_alone() -> None:
     """MLPerf's pipelines are cut into chunks of two layers where layers divide so, and exchange
     gradients of 16 bits; others' do not.

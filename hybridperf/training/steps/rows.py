@@ -279,7 +279,11 @@ class _Words:
         self.shape = row_shape(row)
         gpu = row.text("gpu")
         if not gpu and not device:
-            raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
+            named = system or row.text("system")
+            gpu = load_system(named).device if named else ""
+            if not gpu:
+                raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
+            row.notes.append(f"gpu {gpu} assumed, which the system has")
         network = row.word("network")
         self.machine = names.machine(gpu, network, device, system, row.text("system"))
         dtype, quant = _precision(row)
