@@ -194,7 +194,12 @@ def _explained(result: "Prediction", step: "StepGraph | None") -> None:
     if step:
         held = step.memory()
         print(f"\nbytes on a rank of each stage:\n{held.to_string()}")
-        common.result(memory=held, memory_bytes=result.model.device.memory_bytes, layout=step.note)
+        money = step.money()
+        if money["usd"] is not None:
+            each = f"{money['usd_per_million_tokens']:.3g} USD per million tokens"
+            print(f"\nmoney: {money['usd']:.3g} USD a step, {each} ({money['note']})")
+        common.result(memory=held, memory_bytes=result.model.device.memory_bytes, layout=step.note,
+                      money=money)  # fmt: skip
 
 
 def torch_step(reference: str, *, ranks: int = 1, **options: Any) -> "Workload":

@@ -35,6 +35,15 @@ def test_a_number_of_the_machine_is_varied_as_its_elasticity_says() -> None:
     assert step.what_if(both) < step.what_if({KNOB: 2.0}) < time_s
 
 
+def test_a_step_costs_its_rent() -> None:
+    step = step_graph(*WORDS)
+    found, time_s = step.money(), step.prediction.time_s
+    assert found["usd"] == pytest.approx(4 * time_s * found["usd_per_hour"] / 3600)
+    millions = 16 * step.config.shape.seq / 1e6
+    assert found["usd_per_million_tokens"] == pytest.approx(found["usd"] / millions)
+    assert f"h100_usd_per_hour {found['usd_per_hour']:g}" in found["note"]
+
+
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [

@@ -146,6 +146,7 @@ export function show(root, { form, set }) {
         cards([
           [dragged ? "by its graph" : "time of a step", units.time(answer.time_s), units.interval(answer.low_s, answer.high_s), answer.time_s],
           ["datasheet roofline", units.time(answer.roofline_s), `${units.percent(answer.roofline_s / answer.time_s)} of the prediction`, answer.roofline_s],
+          ...(answer.money ? [["money", units.money(answer.money.usd), units.known(answer.money.usd) ? `a step; ${units.money(answer.money.usd_per_million_tokens)} per million tokens, at ${units.money(answer.money.usd_per_hour)} per GPU and hour` : answer.money.note, answer.money.usd]] : []),
           ["nodes of the graph", units.whole(answer.nodes), answer.in_range ? "all within what was measured" : "some outside what was measured", answer.nodes],
         ]),
         copies(head),

@@ -10,14 +10,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
 from hybridperf.engine.batches import BatchPredictor, knob_names
 from hybridperf.engine.elasticities import elasticities
 from hybridperf.engine.prediction import Prediction, predict
+from hybridperf.engine.step_features import StepParts
 from hybridperf.fields.columns import row_of
 from hybridperf.io import InputError, unknown
+from hybridperf.training.plans.economy import economy
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.memory_fit import memory_knobs
 from hybridperf.workloads.memory import memory_of
@@ -71,6 +74,22 @@ class StepGraph:
         config = self.config
         used = memory_of(config, config.layout, memory_knobs(config.framework))
         return pd.DataFrame(used._asdict(), index=range(config.layout.pp))
+
+    def money(self) -> dict[str, Any]:
+        """What the step costs: `usd`, `usd_per_million_tokens`, `usd_per_hour` of one device, as
+        the shipped prices have it, and their `note`; None each where no rent is known.
+        """
+        layout, device = self.config.layout, self.prediction.model.device
+        rates = economy(device)
+        if rates.usd_per_hour is None:
+            found = dict.fromkeys(("usd", "usd_per_million_tokens", "usd_per_hour"))
+            return {**found, "note": rates.unknown}
+        usd = float(rates.usd(layout.ranks, StepParts.busy(self.prediction.time_s)))
+        millions = layout.global_batch * self.config.shape.seq / 1e6
+        return {
+            "usd": usd, "usd_per_million_tokens": usd / millions,
+            "usd_per_hour": rates.usd_per_hour, "note": rates.notes[0],
+        }  # fmt: skip
 
     def what_if(self, times: Mapping[str, float]) -> float:
         """Seconds of the step where some knobs are so many times what they are.
