@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import numpy as np
 import pytest
 
 import hybridperf as hp
@@ -62,6 +63,20 @@ def test_a_run_is_the_run_in_the_mean(name: str) -> None:
     assert run.units["mtbf_s"][name_of] == run.units["beliefs"]["repair_s"] == "s"
     assert run.units["economy"]["usd_per_hour"] == "USD/h"
     assert "usd_per_hour" in [place[-1] for place, _ in flattened(run.knobs)]
+
+
+def test_what_a_run_depends_on_is_listed() -> None:
+    run = hp.run_function(hp.given_step(2.5, gpus=4096, device="h100_sxm"), steps=1e6)
+    listed = hp.elasticities(run, "usd").set_index("knob")
+    assert listed["elasticity"].abs().is_monotonic_decreasing
+    assert listed.loc["economy__usd_per_hour", "elasticity"] == pytest.approx(1.0, rel=1e-5)
+    assert "economy__pue" not in listed.index  # a rent includes electricity
+    failing = run.knobs["mtbf_s"]["gpu"]
+    more, less = (run({"mtbf_s": {"gpu": failing * times}})["usd"] for times in (1.05, 1 / 1.05))
+    slope = np.log(float(more) / float(less)) / np.log(1.05**2)
+    assert listed.loc["mtbf_s__gpu", "elasticity"] == pytest.approx(slope, rel=0.02)
+    with pytest.raises(hp.InputError, match=r"unknown result 'dollars': known are .*usd"):
+        hp.elasticities(run, "dollars")
 
 
 def test_a_plan_is_its_best_layout_run() -> None:
