@@ -290,6 +290,16 @@ def test_a_launch_file_is_of_the_row_that_is_shown(browser: Browser, page: Serve
     assert len(kept) == len(wanted) > len(rows) / 2
     for name in ("layout", "time_s", "low_s", "memory_bytes"):
         assert kept[name].tolist() == wanted[name].tolist()
+    # and a layout opens in the view of steps, where it takes as long
+    tab.value(
+        "(() => { document.querySelectorAll('table[data-name=layouts] a')[1].id = 'other'; })()"
+    )
+    tab.value("(() => { location.hash = document.getElementById('other').hash; })()")
+    wait_for(
+        tab,
+        "document.querySelector('[data-name=\"time of a step\"]')?.closest('[data-question=step]')",
+    )
+    assert shown(tab, "time of a step") == pytest.approx(wanted["time_s"][1], rel=2e-3)
     tab.close()
 
 

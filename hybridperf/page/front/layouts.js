@@ -38,6 +38,13 @@ function front(rows, x, y) {
   return sorted.filter((row) => row[y] < best && ((best = row[y]), true));
 }
 
+// The address of a layout's step.
+function address(row, values) {
+  const same = ["tp", "pp", "vp", "cp", "ep", "micro_batch", "global_batch", "recompute", "schedule"].map((name) => [name, row[name]]);
+  const asked = { model: values.shape, system: values.system, gpu: "", n_gpus: row.gpus, sharding: row.zero ? `zero${row.zero}` : "none", seq: values.seq, framework: values.framework };
+  return `#step?${new URLSearchParams(Object.entries({ ...asked, ...Object.fromEntries(same) }).filter(([name, value]) => name === "gpu" || value))}`;
+}
+
 export function show(root, { form }) {
   let picked = [];
   let answer = null;
@@ -103,7 +110,7 @@ export function show(root, { form }) {
       section("The best of them",
         make("div", { class: "bar-of-buttons" }, axis, filter),
         scatter(`Each point is a layout of the best ${answer.layouts.length}; the line joins those that no other beats in both. The circle is the best. Choose points to compare them.`, points, { name, write, log: true }, { name: "time of a step", write: units.time, log: true }, [line]),
-        table("The best layouts", [{ name: "row", label: "row", write: units.whole }, { name: "pick", label: "", words: true, write: button }, { name: "layout", label: "layout", long: true }, ...PARTS.slice(0, -1).map(([id, label, one]) => ({ name: id, label, write: one }))], kept.slice(0, ROWS), { name: "layouts", every: kept, chosen: (row) => picked.includes(answer.layouts.indexOf(row)) })),
+        table("The best layouts", [{ name: "row", label: "row", write: units.whole }, { name: "pick", label: "", words: true, write: button }, { name: "layout", label: "layout", long: true }, ...PARTS.slice(0, -1).map(([id, label, one]) => ({ name: id, label, write: one })), { name: "open", label: "", words: true, write: (_, row) => make("a", { href: address(row, form.values()), "aria-label": `open layout ${row.row} in Step` }, "open") }], kept.slice(0, ROWS), { name: "layouts", every: kept, chosen: (row) => picked.includes(answer.layouts.indexOf(row)) })),
       section("Two beside each other", compared()),
       section("Why the winner wins", parts(answer.compared), ...answer.compared.slice(1).map((row) => why(answer.compared[0], row)), answer.compared.some((row) => row.what === "naive") ? make("p", { class: "remark" }, `Naive: ${answer.naive}.`) : null, ...answer.memory.map((one) => make("p", {}, sentence(one)))),
       section("Launch file", make("div", { class: "bar-of-buttons" },
