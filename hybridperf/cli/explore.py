@@ -88,7 +88,11 @@ def sweep(
     if done.empty_because:
         warn(f"{done.empty_because}; the file has its columns and no row")
     if done.unpredicted:
-        warn(f"{done.unpredicted:,} rows not predicted, their note says why")
+        first = f"; the first: {done.refused}" if done.refused else ""
+        what = "row not predicted, its note says"
+        if done.unpredicted > 1:
+            what = "rows not predicted, their notes say"
+        warn(f"{done.unpredicted:,} {what} why{first}")
     return common.SOME_ROWS_UNPREDICTED if done.unpredicted else 0
 
 

@@ -76,7 +76,16 @@ def read_columns(frame: pandas.DataFrame, question: str | Fields) -> ReadColumns
     fields = _known(question)
     refused: dict[int, str] = {}
     new, dropped = {}, list[str]()
-    for name, pairs in said_by(frame.columns, fields).items():
+    said = said_by(frame.columns, fields)
+    # labels count where the column of their field says nothing
+    empty = [
+        name
+        for name in said
+        if name in frame and fields[name].labels and len(frame) and frame[name].isna().all()
+    ]
+    if empty:
+        said = said_by(frame.columns.drop(empty), fields)
+    for name, pairs in said.items():
         if [column for column, _ in pairs] == [name]:
             continue
         field = fields[name]

@@ -23,14 +23,16 @@ import numpy as np
 from hybridperf.engine.knobs import KnobFunction, Knobs
 from hybridperf.engine.step_function import PreparedStep, platform_at
 from hybridperf.engine.step_times import StepTimes
-from hybridperf.io import InputError
+from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import ServingEffects, believed
+from hybridperf.ops.frameworks import serving_frameworks
 from hybridperf.runs.admission import NO_LIMIT
 from hybridperf.runs.batching import Engine
 from hybridperf.runs.deployment_latency import LARGEST_CHUNK
 from hybridperf.runs.engine_load import FirstTokens, under_load
+from hybridperf.runs.serving_machines import known_names
 from hybridperf.workloads.serving import Deployment, prompt_launches, steps_as_rows
 from hybridperf.workloads.serving.deployment import serving_memory
 
@@ -40,7 +42,7 @@ _OF_STEP = ("kernels", "gap_s", "step_s", "sequence_s", "launch_s")  # effects t
 
 def served_step_function(
     model: PerfModel, deployment: Deployment, *, sequences: float, keys: float, chunk: float = 0.0,
-    chunk_keys: float | None = None, all_reduce: str = "",
+    chunk_keys: float | None = None, all_reduce: str | None = None,
 ) -> KnobFunction:  # fmt: skip
     """Seconds of one step of an engine that serves, as a pure JAX function.
 
@@ -51,7 +53,8 @@ def served_step_function(
         keys: that each of them looks at, in the mean.
         chunk: tokens of prompts; 0: sequences decode alone.
         chunk_keys: that each of those looks at, in the mean; None: half of the chunk.
-        all_reduce: the library whose all-reduce runs, as tables of collectives name it.
+        all_reduce: the library whose all-reduce runs, as tables of collectives name it; None: the
+            one that `hp.predict_serving` takes.
 
     Returns:
         A function of knobs, `f(knobs) -> seconds`: those of the machine (`hp.step_function`),
@@ -82,7 +85,7 @@ def served_step_function(
 def serving_function(
     model: PerfModel, deployment: Deployment, *, clients: float, prompt: float, output: float,
     cached: float = 0.0, slots: float | None = None, chunk: float = LARGEST_CHUNK,
-    all_reduce: str = "",
+    all_reduce: str | None = None,
 ) -> KnobFunction:  # fmt: skip
     """The operating point of an engine under a closed loop of clients, as a pure JAX function.
 
@@ -95,7 +98,8 @@ def serving_function(
         cached: tokens of a prompt that the prefix cache holds.
         slots: sequences at once, of each rank; None: as many as its cache and settings let in.
         chunk: tokens of a step, at most.
-        all_reduce: the library whose all-reduce runs, as tables of collectives name it.
+        all_reduce: the library whose all-reduce runs, as tables of collectives name it; None: the
+            one that `hp.predict_serving` takes.
 
     Returns:
         A function of knobs, `f(knobs) -> results`: a dict of `ttft_s`, `tpot_s`, `requests_per_s`
@@ -119,6 +123,8 @@ def serving_function(
     sizes = {"clients": clients, "prompt": prompt, "output": output, "cached": cached,
              "slots": slots, "chunk": chunk}  # fmt: skip
     _check(sizes, ("clients",))
+    if output < 2:
+        raise InputError(f"expected an output of 2 tokens or more, got {output}; mend it")
     steps = _Steps.of(model, deployment, all_reduce)
 
     def results(arrays: Any, knobs: Knobs) -> dict[str, Array]:
@@ -156,7 +162,11 @@ class _Steps:
     believed: ServingEffects  # of its framework
 
     @staticmethod
-    def of(model: PerfModel, deployment: Deployment, all_reduce: str) -> _Steps:
+    def of(model: PerfModel, deployment: Deployment, all_reduce: str | None) -> _Steps:
+        if deployment.framework and deployment.framework not in serving_frameworks():
+            known = serving_frameworks()
+            raise unknown("framework", deployment.framework, known, f"known are {', '.join(known)}")
+        all_reduce = known_names()["reduce"] if all_reduce is None else all_reduce
         rows, tables = steps_as_rows(model, deployment, all_reduce)
         eager = deployment.launches == "eager"
         known = believed(deployment.framework, eager=eager, host=model.host)

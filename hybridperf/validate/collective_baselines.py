@@ -65,7 +65,7 @@ def fit_all(
 
 def datasheet(rows: pd.DataFrame) -> np.ndarray:
     """log(latency + x)."""
-    return np.log(rows["latency_s"].to_numpy() + rows["datasheet_s"].to_numpy())
+    return np.log(rows["link_latency_s"].to_numpy() + rows["datasheet_s"].to_numpy())
 
 
 def alpha_beta(theta: np.ndarray, rows: pd.DataFrame) -> np.ndarray:
@@ -137,7 +137,7 @@ def interpolation(own: pd.DataFrame) -> Predicts:
 
 
 _WORDS = ("system", *_GROUP)
-_NUMBERS = ("bytes", "n_gpus", "n_nodes", "datasheet_s", "latency_s")
+_NUMBERS = ("bytes", "n_gpus", "n_nodes", "datasheet_s", "link_latency_s")
 
 
 def trees(own: pd.DataFrame, others: pd.DataFrame) -> Predicts:

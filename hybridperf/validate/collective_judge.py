@@ -45,7 +45,7 @@ class MeasuredCollectives:
     row             the row's place in its file
     implementation  as `collectives.rows.implementations` names it
     datasheet_s     bytes at the datasheet's rates, no latency
-    latency_s       the datasheet's
+    link_latency_s  the datasheet's
     bus_factor      bus bandwidth over bytes / seconds
     """
 
@@ -100,7 +100,9 @@ def usable(frame: pd.DataFrame, name: str) -> tuple[pd.DataFrame, dict[str, int]
                 COLLECTIVES[kind].bus_factor(n)
                 for kind, n in zip(good["collective"], good["n_gpus"], strict=True)
             ]
-            good = good.assign(implementation=implementations(good), latency_s=system.latency_s)
+            good = good.assign(
+                implementation=implementations(good), link_latency_s=system.latency_s
+            )
             datasheet_s = np.maximum(seconds, _LEAST_SECONDS)
             parts.append(good.assign(datasheet_s=datasheet_s, bus_factor=factor))
     if not parts:

@@ -14,6 +14,7 @@ from hybridperf.hardware import load_device, load_system
 from hybridperf.model import PerfModel
 from hybridperf.runs.deployment_latency import Question
 from hybridperf.runs.deployments import deployments
+from hybridperf.runs.serving_machines import known_names
 from hybridperf.workloads.serving import step_times
 
 SETTINGS = {
@@ -141,6 +142,24 @@ def test_a_served_step_is_that_of_its_tables() -> None:
     big = hp.Deployment(hp.load_shape("llama3-70b"))
     with pytest.raises(hp.InputError, match="does not fit into h100_sxm"):
         hp.serving_function(model, big, clients=1, prompt=100, output=100)
+    with pytest.raises(hp.InputError, match=r"unknown framework 'vlm' \(did you mean 'vllm'\?\)"):
+        hp.served_step_function(
+            model, dataclasses.replace(deployment, framework="vlm"), sequences=1, keys=10
+        )
+    with pytest.raises(hp.InputError, match="an output of 2 tokens or more, got 1"):
+        hp.serving_function(model, deployment, clients=1, prompt=100, output=1)
+
+
+def test_a_served_step_sums_by_the_library_of_tables() -> None:
+    model = PerfModel.datasheet(load_device("h100_sxm")).with_collectives(
+        hp.load_collectives("aic_h100_sxm")
+    )
+    four = hp.Deployment(hp.load_shape("llama3-8b"), tp=4, framework="vllm")
+    usual, named, other = (
+        float(hp.served_step_function(model, four, sequences=4, keys=1000, **given)({}))
+        for given in ({}, {"all_reduce": known_names()["reduce"]}, {"all_reduce": ""})
+    )
+    assert usual == named != other
 
 
 def test_an_operating_point_is_what_a_deployment_reaches() -> None:

@@ -134,6 +134,19 @@ def test_conditions_name_fields_and_results(tmp_path: Path):
         assert not better.any()
 
 
+def test_a_row_that_cannot_be_predicted_stays_whatever_is_asked_of_results(tmp_path: Path):
+    done = hp.sweep(
+        "steps", tmp_path / "grid.parquet", fields=STEPS | {"gpu": ["h100_sxm", "h300_sxm"]},
+        where=["mfu > 0.2", "tp == 1"], quiet=True,
+    )  # fmt: skip
+    refused = done.frame()[done.frame()["predicted_s"].isna()]
+    assert len(refused) == done.unpredicted > 0
+    assert {*refused["gpu"]} == {"h300_sxm"}
+    assert {*refused["tp"]} == {1}  # a condition on fields counts for them, too
+    assert "unknown gpu 'h300_sxm'" in done.refused
+    assert (done.frame()["mfu"].dropna() > 0.2).all()
+
+
 def test_a_sample_is_drawn_evenly_and_is_the_same_again(tmp_path: Path):
     fields = STEPS | {"tp": "1,2,4,8", "global_batch": {"min": 64, "max": 1024, "integer": True}}
     first, again, other = (
@@ -165,7 +178,7 @@ def test_values_as_people_write_them(text: str, values: list):
     assert values_of(text) == values
 
 
-@pytest.mark.parametrize("text", ["", "5..7", "8..4", "0..8", "1..9:-1", "1..9:0"])
+@pytest.mark.parametrize("text", ["", "5..7", "8..4", "0..8", "1..9:-1", "1..9:0", "256..", "1..x"])
 def test_ranges_that_hold_nothing_are_refused(text: str):
     with pytest.raises(InputError, match="expected"):
         values_of(text)

@@ -8,6 +8,7 @@ import string
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -291,6 +292,16 @@ def test_misspelt_columns_are_read_or_refused_by_name(question: str) -> None:
 def test_what_resembles_a_field_is_refused_by_its_name(wrong: str, right: str) -> None:
     with pytest.raises(InputError, match=rf"got '{wrong}' \(did you mean .*'{right}'"):
         said_by([wrong], "steps")
+
+
+def test_a_label_counts_where_its_fields_column_is_empty() -> None:
+    row = {"model": "llama3-8b", "gpu": "h100", "backend": "vllm", "isl": 100, "osl": 100,
+           "concurrency": 4}  # fmt: skip
+    bare, empty = seconds("serve", [row]), seconds("serve", [row | {"system": None}])
+    assert bare == empty
+    assert np.isfinite(bare).all()
+    with_both = seconds("serve", [row | {"system": "h200"}])
+    assert with_both != bare
 
 
 _FOREIGN = (

@@ -15,6 +15,7 @@ from support.served_page import Served
 
 from hybridperf.cli.app import app
 from hybridperf.cli.page import PROGRAM
+from hybridperf.fields import fields_of
 from hybridperf.io import InputError
 from hybridperf.page import uploads
 from hybridperf.page.processes import Answerer
@@ -221,14 +222,20 @@ def test_views_ask_what_commands_take() -> None:
     for view in views().values():
         for name, asked in view["questions"].items():
             command = commands
+            asks = ""  # of a sweep, whose fields are its options
             for word in asked["command"]:
-                found = command[word]
-                command = getattr(found, "commands", {})
+                if command:
+                    found = command[word]
+                    command = getattr(found, "commands", {})
+                else:
+                    asks = word
             options = {option for one in found.params for option in one.opts}
+            if asks:
+                options |= {f"--{name}" for one in fields_of(asks) for name in one.names}
             fields = [one for one in view["fields"] if one["name"] in asked["fields"]]
             taken = [one["as"] for one in fields if one.get("as", "").startswith("--")]
             taken += [one.partition("=")[0] for one in asked.get("options", [])]
-            taken += [asked["folder"]] if "folder" in asked else []
+            taken += [asked["folder"].partition("=")[0]] if "folder" in asked else []
             assert set(taken) <= options, name
             required = {one.opts[0] for one in found.params if one.required}
             # what is hidden is set by the view

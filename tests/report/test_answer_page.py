@@ -440,7 +440,7 @@ def test_only_the_pages_own_script_runs(opened):
     tab._browser.wait_for("Page.loadEventFired")
 
 
-_CELLS = """[...document.querySelectorAll('figure rect[fill-opacity]:not([style])')]
+_CELLS = """[...document.querySelectorAll('figure rect[fill-opacity]:not(.grip)')]
     .map(r => r.textContent)"""
 
 
@@ -454,7 +454,7 @@ def test_a_sweeps_cells_hold_the_best_and_brushing_leaves_rows_out(opened):
     assert all("gpu a, " in one and "batch 0" in one for one in cells), "the least of each cell"
     tab.value("""
         (() => {
-          const grip = document.querySelector("rect[aria-label='tp']");
+          const grip = [...document.querySelectorAll("rect.grip")].find(r => r.textContent == "tp");
           const box = grip.getBoundingClientRect();
           grip.setPointerCapture = () => {};
           const at = (type, share) => grip.dispatchEvent(new PointerEvent(type, {

@@ -164,7 +164,7 @@ def test_baselines_learn_what_they_can() -> None:
 def test_datasheet_by_hand() -> None:
     rows = read(sweep()).set_index("row").loc[[0, 19]]
     np.testing.assert_allclose(
-        np.exp(collective_baselines.datasheet(rows)), rows["latency_s"] + rows["bytes"] / 3e11
+        np.exp(collective_baselines.datasheet(rows)), rows["link_latency_s"] + rows["bytes"] / 3e11
     )
 
 

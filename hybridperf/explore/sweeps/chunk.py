@@ -114,6 +114,8 @@ def evaluate(spec: SweepSpec, chunk: int) -> pa.Table:
         columns[name] = formula(columns, rows)
     met = [condition(columns, rows) for condition in spec.accept]
     accept = np.logical_and.reduce(met) if met else np.ones(rows, bool)
+    if spec.target.seconds in columns:  # conditions say nothing of what could not be predicted
+        accept |= np.isnan(np.asarray(columns[spec.target.seconds], np.float64))
     if not accept.all():
         columns = {name: values[accept] for name, values in columns.items()}
     counts = json.dumps([int(one.sum()) for one in met])

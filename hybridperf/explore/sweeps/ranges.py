@@ -16,6 +16,7 @@ from hybridperf.io import InputError
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::({_NUMBER}))?")
+_BEGUN = re.compile(rf"{_NUMBER}\.\.")
 _MOST = 10**6
 
 
@@ -36,6 +37,8 @@ def values_of(text: str) -> list[Any]:
 def _part(text: str) -> list[Any]:
     found = _RANGE.fullmatch(text)
     if found is None:
+        if _BEGUN.match(text):
+            raise InputError(f"expected a range such as 256..4096 or 1..9:2, got {text!r}; mend it")
         return [text]
     start, stop = (_real(one) for one in found.groups()[:2])
     if found[3] is None:

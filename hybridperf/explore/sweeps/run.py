@@ -60,6 +60,7 @@ class SweepResult:
     top: Path | None  # tables next to `out`
     front: Path | None
     compiling_s: float = 0.0  # of `seconds`, in this process
+    refused: str = ""  # why the first of the rows without a time has none
     empty_because: str = ""  # which constraints on results left no row
 
     def frame(self, columns: Sequence[str] | None = None) -> pandas.DataFrame:
@@ -70,7 +71,8 @@ class SweepResult:
 
 def sweep(
     spec: str | os.PathLike | Mapping[str, Any], out: str | os.PathLike, *,
-    fields: Fields | Rows | str | os.PathLike | None = None, where: str | Sequence[str] = (),
+    fields: Fields | Rows | str | os.PathLike | None = None,
+    where: str | Sequence[str] | None = None,
     sample: int | None = None, seed: int = 0, derived: Mapping[str, str] | None = None,
     minimise: str | Sequence[str] = (), maximise: str | Sequence[str] = (),
     model: str | os.PathLike = "", knobs: str | os.PathLike = "", fit: str | os.PathLike = "",
@@ -101,7 +103,8 @@ def sweep(
             two), "1..9:2" (steps of 2) or "1,2,8", or {"min": 1e3, "max": 1e9, "count": 50}. All
             of them multiply. Or rows: a frame, a list of dicts, or the name of a table's file.
         where: conditions that rows meet, Python's arithmetic over fields and results:
-            "tp * pp <= n_gpus and mfu > 0.3".
+            "tp * pp <= n_gpus and mfu > 0.3". A row that could not be predicted stays, its note
+            says why; a result that is not known (`fits` where it is not sure) meets none.
         sample: how many points of the product are drawn (Sobol, scrambled); None: all. Then
             {"min": 1, "max": 64} without count is drawn between.
         seed: of the sample.
@@ -127,7 +130,7 @@ def sweep(
     """
     check_workers(workers, scheduler)
     of_question: dict[str, Any] = {
-        "fields": fields, "where": where, "derived": derived, "minimise": minimise,
+        "fields": fields, "where": where or (), "derived": derived, "minimise": minimise,
         "maximise": maximise, "model": os.fspath(model), "knobs": os.fspath(knobs),
         "fit": os.fspath(fit), "sample": sample and str(sample), "chunk": chunk and str(chunk),
     }  # fmt: skip
@@ -140,8 +143,9 @@ def sweep(
         SweepStore(out, {"hash": ""})  # its name is checked before rows are kept next to it
         settings = {name: of_question[name] for name in _SETTINGS if of_question[name]}
         spec = grid_spec(
-            question, fields, folder=folder_of_parts(out), where=where, sample=sample, seed=seed,
-            derived=derived, minimise=minimise, maximise=maximise, settings=settings, chunk=chunk,
+            question, fields, folder=folder_of_parts(out), where=where or (), sample=sample,
+            seed=seed, derived=derived, minimise=minimise, maximise=maximise, settings=settings,
+            chunk=chunk,
         )  # fmt: skip
     elif said := [name for name, one in of_question.items() if one is not None and len(one)]:
         known = ", ".join(QUESTIONS)
@@ -149,7 +153,7 @@ def sweep(
     given = with_top(read_spec(spec), top, by)
     store = SweepStore(out, sweep_identity(given.identity()))
     start_s = time.monotonic()
-    kept, computed, rows, unpredicted = BestPoints(given.best), 0, 0, 0
+    kept, computed, rows, unpredicted, refused = BestPoints(given.best), 0, 0, 0, ""
     check_divisors(given)
     check_not_empty(given, quiet=quiet)
     met = np.zeros(len(given.accept), int)
@@ -165,7 +169,10 @@ def sweep(
             met += json.loads((table.schema.metadata or {}).get(MET, b"[]")) or 0
             rows += table.num_rows
             if (seconds := given.target.seconds) in table.column_names:
-                unpredicted += int(np.isnan(table[seconds].to_numpy().astype(np.float64)).sum())
+                without = np.isnan(table[seconds].to_numpy().astype(np.float64))
+                unpredicted += int(without.sum())
+                if without.any() and not refused and "note" in table.column_names:
+                    refused = str(table["note"][int(without.argmax())].as_py())
             if table.num_rows:
                 kept.see_table(table)
     why = "" if rows else _why_empty(given, met, counted=computed == given.design.size)
@@ -180,6 +187,7 @@ def sweep(
         front=_write_best(store.out, "front", kept.front),
         compiling_s=compiling.seconds,
         empty_because=why,
+        refused=refused,
     )
 
 
