@@ -164,8 +164,8 @@ class _Steps:
     @staticmethod
     def of(model: PerfModel, deployment: Deployment, all_reduce: str | None) -> _Steps:
         if deployment.framework and deployment.framework not in serving_frameworks():
-            known = serving_frameworks()
-            raise unknown("framework", deployment.framework, known, f"known are {', '.join(known)}")
+            names = serving_frameworks()
+            raise unknown("framework", deployment.framework, names, f"known are {', '.join(names)}")
         all_reduce = known_names()["reduce"] if all_reduce is None else all_reduce
         rows, tables = steps_as_rows(model, deployment, all_reduce)
         eager = deployment.launches == "eager"

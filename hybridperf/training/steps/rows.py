@@ -280,7 +280,7 @@ class _Words:
         gpu = row.text("gpu")
         if not gpu and not device:
             named = system or row.text("system")
-            gpu = load_system(named).device if named else ""
+            gpu = (load_system(named).device if named else None) or ""
             if not gpu:
                 raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
             row.notes.append(f"gpu {gpu} assumed, which the system has")
