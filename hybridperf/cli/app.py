@@ -19,7 +19,7 @@ from hybridperf.cli.common import WORDS, add_commands, warn
 from hybridperf.cli.explore import search, shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrate, calibrations, demo, fit, plan_measurements
-from hybridperf.cli.manner import by_task, renewed, versions
+from hybridperf.cli.manner import Interrupted, by_task, renewed, versions
 from hybridperf.cli.page import page
 from hybridperf.cli.place import jobs, place
 from hybridperf.cli.plan import plan
@@ -124,16 +124,16 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read the output has seen enough
         status = 0
         _hush()
+    except (KeyboardInterrupt, Interrupted) as interrupt:
+        nothing = "files that were there are as they were, nothing else is kept"
+        warn(f"interrupted; {str(interrupt) or nothing}")
+        status = 130
     except Exception as error:
         if debug:
             raise
         status = _failed(error)
         if isinstance(error, OSError):
             _hush()
-    except KeyboardInterrupt as interrupt:
-        nothing = "files that were there are as they were, nothing else is kept"
-        warn(f"interrupted; {interrupt or nothing}")
-        status = 130
     finally:
         warnings.showwarning = shown
     sys.exit(status if isinstance(status, int) else 0)

@@ -32,6 +32,10 @@ _OPTIONS = {
 }
 
 
+class Interrupted(Exception):
+    """Ctrl-C while a command ran, with what was kept: typer makes an exit status of the other."""
+
+
 def result(**found: Any) -> None:
     """What `--json` prints by these names: tables (rows), or what JSON holds anyway."""
     kept = _RESULTS.get()
@@ -94,7 +98,10 @@ def with_manner(
                 ends.callback(_RESULTS.reset, _RESULTS.set(found))
                 ends.callback(_READ.reset, _READ.set(not as_json))
                 ends.enter_context(contextlib.redirect_stdout(said))
-            status = command(*args, **given) or 0
+            try:
+                status = command(*args, **given) or 0
+            except KeyboardInterrupt as interrupt:
+                raise Interrupted(str(interrupt)) from interrupt
             if given.get("html"):
                 _page(given["html"], command.__name__, found, said.getvalue())
         if as_json:

@@ -239,6 +239,28 @@ def test_the_command_sweeps_a_question(run: Callable, tmp_path: Path):
         assert (status, says in err) == (2, True), err
 
 
+def test_an_interrupted_command_says_what_is_kept(tmp_path: Path):
+    out = tmp_path / "grid.parquet"
+    words = [
+        "sweep", "steps", "--model", "llama3-8b", "--gpu", "h100_sxm", "--gpus", "8..4096",
+        "--tp", "1..8", "--pp", "1..8", "--global-batch", "64..8192", "--micro-batch", "1..8",
+        "--chunk", "200", "--out", str(out),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hybridperf.cli", *words], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while not [*tmp_path.glob("*.parts/*.parquet")] and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.strip().splitlines()[-1].startswith("hybridperf: interrupted; ")
+    assert "grid.parquet.parts" in err.strip().splitlines()[-1]
+
+
 def test_a_spec_can_ask_a_question(tmp_path: Path):
     spec = {
         "target": {"kind": "table", "question": "steps"},
