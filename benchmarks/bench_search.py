@@ -13,6 +13,7 @@ objective. The best point that meets all conditions to a millionth counts.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -321,9 +322,7 @@ OTHERS = {
 def main(names: list[str]) -> None:
     """Print the optimum of each problem, and by how much others are worse."""
     others = dict(OTHERS)
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("optuna") is None:
         del others["optuna"]
     for name in names or PROBLEMS:
         asked = PROBLEMS[name]()

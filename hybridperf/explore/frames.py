@@ -126,8 +126,7 @@ def step_effects(
     if fit_on is not None:
         measured, cache = as_given(as_frame(fit_on)), shared_price_cache()
         return adaptation(measured, cache, host, device=device, system=system)
-    loads = isinstance(knobs, str | os.PathLike)
-    return (Adaptation.load(Path(knobs)) if loads else knobs), ()  # type: ignore[arg-type, return-value]
+    return (Adaptation.load(Path(knobs)) if isinstance(knobs, str | os.PathLike) else knobs), ()
 
 
 def predict_serving(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +166,43 @@ def _value(field: Field, text: str) -> Any:
         return field.count(text) if field.kind == "whole" else field.number(text)
     word = field.word(text)
     return word == YES if word and field.kind == "flag" else word
+
+
+def answered(
+    frame: pandas.DataFrame, question: str,
+    answer: Callable[[Mapping[str, Any]], Mapping[str, Any]], columns: Sequence[str],
+    words: Collection[str],
+) -> pandas.DataFrame:  # fmt: skip
+    """A table whose rows are answered one by one; equal rows once.
+
+    Args:
+        frame: R rows.
+        question: whose fields they have.
+        answer: of what a row says (`values_in`), some of `columns`; an `InputError` is its `note`.
+        columns: that are added, numbers but for those of `words`; of theirs the table loses its
+            own.
+        words: text, empty where there is none.
+    """
+    read, fields = read_columns(frame, question), fields_of(question)
+    found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    rows = list[Mapping[str, Any]]()
+    for at, record in enumerate(read.frame.to_dict("records")):
+        try:
+            if at in read.refused:
+                raise InputError(read.refused[at])
+            said = values_in({str(name): cell for name, cell in record.items()}, fields)
+            key = tuple(said.items())
+            if key not in found:
+                found[key] = answer(said)
+            rows.append(found[key])
+        except InputError as error:
+            rows.append({"note": str(error)})
+    out = pd.DataFrame(rows, columns=[*columns])
+    for name in columns:
+        text = out[name].astype(object).where(out[name].notna(), "")
+        out[name] = text if name in words else out[name].astype(float)
+    before = frame.drop(columns=[name for name in columns if name in frame])
+    return before.assign(**{name: out[name].to_numpy() for name in columns})
 
 
 def read_whole(frame: pandas.DataFrame, question: str | Fields) -> pandas.DataFrame:

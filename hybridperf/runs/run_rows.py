@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.fields import fields_of
-from hybridperf.fields.columns import read_columns, values_in
+from hybridperf.fields.columns import answered
 from hybridperf.io import InputError
 from hybridperf.runs.run_of_plan import given_step, run_cost
 from hybridperf.runs.training_run import RunSettings, TrainingRun, training_run
@@ -34,22 +34,7 @@ _OF_STEP = ("state_bytes", "gpus_per_node", "width")
 
 def predict_run_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Predict each row of a table of training runs (columns: `fields/runs.toml`)."""
-    read = read_columns(frame, "runs")
-    fields, rows = fields_of("runs"), list[dict[str, Any]]()
-    for at, record in enumerate(read.frame.to_dict("records")):
-        try:
-            if at in read.refused:
-                raise InputError(read.refused[at])
-            said = values_in({str(name): cell for name, cell in record.items()}, fields)
-            rows.append(_columns(_run(said)))
-        except InputError as error:
-            rows.append({"note": str(error)})
-    out = pd.DataFrame(rows, columns=[*COLUMNS])
-    for name in COLUMNS:
-        words = out[name].astype(object).where(out[name].notna(), "")
-        out[name] = words if name in WORDS else out[name].astype(float)
-    before = frame.drop(columns=[name for name in COLUMNS if name in frame])
-    return before.assign(**{name: out[name].to_numpy() for name in COLUMNS})
+    return answered(frame, "runs", lambda said: _columns(_run(said)), COLUMNS, WORDS)
 
 
 def _run(said: Mapping[str, Any]) -> TrainingRun:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from support.field_words import said_otherwise
 
 from hybridperf.fields import Field, fields_of, questions
 from hybridperf.fields.columns import read_columns, row_of, said_by
@@ -129,16 +130,6 @@ def each_value(question: str) -> Iterator[tuple[Field, str]]:
 
 def without(row: dict, field: Field) -> dict:
     return {key: said for key, said in row.items() if key != field.name}
-
-
-def said_otherwise(field: Field, value: str) -> Iterator[dict]:
-    """The same of a field by its other names, in its other words."""
-    for name in (*field.aliases, field.name.upper(), f" {field.name} "):
-        yield {name: value}
-    for spelling in field.words.get(value, ()):
-        yield {field.name: spelling}
-    for name, meant in field.spelt.items():
-        yield from ({name: text} for text, word in meant.items() if word == value)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

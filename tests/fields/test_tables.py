@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from support.field_words import said_otherwise
 
 from hybridperf.collectives.fit import collectives_by_name, usable_rows
 from hybridperf.collectives.rows import checked
@@ -39,18 +40,6 @@ def values(field: Field) -> list[str]:
     if field.kind == "flag":
         return ["yes", "no"]
     return [word for word in field.words if word] or [field.example]
-
-
-def said_otherwise(field: Field, value: str) -> Iterator[dict[str, Any]]:
-    """The same of a field by its other names, in its other words and units."""
-    for name in (*field.aliases, field.name.upper(), f" {field.name} "):
-        yield {name: value}
-    for spelling in field.words.get(value, ()):
-        yield {field.name: spelling}
-    for name, meant in field.spelt.items():
-        yield from ({name: text} for text, word in meant.items() if word == value)
-    for name, factor in field.scaled.items():
-        yield {name: float(value) / factor}
 
 
 def op_rows() -> Iterator[tuple[dict[str, Any], Field, str]]:

@@ -45,7 +45,8 @@ def grid_spec(
         question: one of `QUESTIONS`.
         fields: values by field; or rows: a frame, a list of dicts, the name of a table's file.
         folder: where rows that are no file are kept for those who do the work.
-        where: conditions on fields and results, all of which rows meet that are written.
+        where: conditions on fields and results, which rows that are written meet; those on results
+            but for rows without any.
         sample: how many points of the product are drawn; None: all.
         seed: of the sample.
         derived: further columns by name, formulas of fields and results.

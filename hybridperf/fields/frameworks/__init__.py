@@ -32,15 +32,23 @@ _OWN = ("release", "releases", "effects", "own_kernels")
 def training_frameworks() -> Mapping[str, Mapping[str, Any]]:
     """What each settles, by name: over the one that it is like, `framework` its name."""
     found = {}
-    for file in sorted(resources.files(__package__).iterdir(), key=lambda one: one.name):
+    for name, said in files_of(__package__, "hybridperf/training-framework").items():
+        own = {"kernels": name} if "own_kernels" in said else {}
+        found[name] = {**own, **said, "framework": name}
+    return over_likes(found, _OWN)
+
+
+def files_of(package: str, schema: str) -> dict[str, dict[str, Any]]:
+    """What the TOML files of a package's folder say, by their names; all are of one schema."""
+    found = {}
+    for file in sorted(resources.files(package).iterdir(), key=lambda one: one.name):
         name = file.name.removesuffix(".toml")
         if name != file.name:
             said: dict[str, Any] = tomllib.loads(file.read_text())
-            assert said.pop("schema") == "hybridperf/training-framework", file
+            assert said.pop("schema") == schema, file
             assert said.pop("schema_version") == 1, file
-            own = {"kernels": name} if "own_kernels" in said else {}
-            found[name] = {**own, **said, "framework": name}
-    return over_likes(found, _OWN)
+            found[name] = said
+    return found
 
 
 def over_likes(

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import functools
 import math
-import tomllib
 from collections.abc import Mapping
-from importlib import resources
-from typing import Any
 
+from hybridperf.fields.frameworks import files_of
 from hybridperf.hardware.specs import Spec
 
 
@@ -64,15 +62,8 @@ _USUAL = ServingFramework()
 @functools.cache
 def serving_frameworks() -> Mapping[str, ServingFramework]:
     """All that are known, by name."""
-    found = {}
-    for file in sorted(resources.files(__package__).iterdir(), key=lambda one: one.name):
-        name = file.name.removesuffix(".toml")
-        if name != file.name:
-            said: dict[str, Any] = tomllib.loads(file.read_text())
-            assert said.pop("schema") == "hybridperf/serving-framework", file
-            assert said.pop("schema_version") == 1, file
-            found[name] = ServingFramework(name=name, **said)
-    return found
+    said = files_of(__package__, "hybridperf/serving-framework")
+    return {name: ServingFramework(name=name, **one) for name, one in said.items()}
 
 
 def serving_framework(name: str) -> ServingFramework:

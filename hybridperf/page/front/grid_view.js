@@ -2,7 +2,7 @@
 
 import { front, write } from "./answer.js";
 import { figures } from "./grid.js";
-import { cards, copies, make, notes, section, table } from "./parts.js";
+import { cards, copies, make, section, table } from "./parts.js";
 import * as units from "./units.js";
 import { Asked } from "./view.js";
 
@@ -29,8 +29,7 @@ function draw(answer, head, values) {
     copies(head),
     section("Cells, front, axes", ...figures(rows, write, front, (row) => address(row, values))),
     section("The quickest", table("Rows", [...names.map((name) => ({ name, label: name, words: true, write: units.words })), ...Object.keys(rows[0]).filter((name) => !names.includes(name) && typeof rows[0][name] === "number").map((name) => ({ name, label: name.replaceAll("_", " "), write: (value) => write(name, value) }))], known.slice(0, MOST_ROWS), { name: "grid", every: rows })),
-    answer.notes ? section("What was assumed", notes(answer.notes)) : null,
-  ].filter(Boolean);
+  ];
 }
 
 export function show(root) {

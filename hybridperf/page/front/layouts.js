@@ -1,5 +1,6 @@
 // All layouts of a plan: a scatter with its front, a table, two compared, a launch file.
 
+import { front } from "./answer.js";
 import { scatter } from "./draw.js";
 import { bars, cards, copies, legend, make, notes, section, table } from "./parts.js";
 import * as units from "./units.js";
@@ -29,13 +30,6 @@ function parts(rows) {
   const hues = [0, 1, 4, 7];
   const made = rows.map((row) => ({ label: row.what, parts: BREAKDOWN.map(([name], at) => [row[name], hues[at]]), words: units.time(row.time_s), title: BREAKDOWN.map(([name, label]) => `${label} ${units.time(row[name])}`).join(", ") }));
   return make("div", {}, bars(made, Math.max(...rows.map((row) => row.time_s))), legend(BREAKDOWN.map(([, label], at) => [label, hues[at]])));
-}
-
-// Rows that no other beats in both columns.
-function front(rows, x, y) {
-  const sorted = [...rows].sort((a, b) => a[x] - b[x] || a[y] - b[y]);
-  let best = Infinity;
-  return sorted.filter((row) => row[y] < best && ((best = row[y]), true));
 }
 
 // The address of a layout's step.
@@ -90,12 +84,12 @@ export function show(root, { form }) {
     if (!answer) return;
     const [name, column, write] = AXES[axis.value];
     const kept = answer.layouts.filter(FILTERS[filter.value] ?? (() => true));
-    const best = front(kept, column, "time_s");
     const points = kept.map((row) => {
       const at = answer.layouts.indexOf(row);
-      return { x: row[column], y: row.time_s, hue: best.includes(row) ? 1 : 0, words: `${row.row}: ${row.layout}: ${units.time(row.time_s)}, ${units.bytes(row.memory_bytes)}`, mark: picked.includes(at) || at === 0, pick: () => pick(at) };
+      return { x: row[column], y: row.time_s, words: `${row.row}: ${row.layout}: ${units.time(row.time_s)}, ${units.bytes(row.memory_bytes)}`, mark: picked.includes(at) || at === 0, pick: () => pick(at) };
     });
-    const line = points.filter((one) => one.hue === 1);
+    const line = front(points);
+    for (const one of line) one.hue = 1;
     const first = answer.layouts[0];
     const button = (_, row) => make("button", { type: "button", "aria-label": `compare layout ${row.row}`, "aria-pressed": String(picked.includes(answer.layouts.indexOf(row))), onclick: () => pick(answer.layouts.indexOf(row)) }, "compare");
     place.replaceChildren(...[

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.fields import fields_of
-from hybridperf.fields.columns import read_columns, values_in
+from hybridperf.fields.columns import answered
 from hybridperf.io import InputError
 from hybridperf.training.plans.arguments import number_of_tokens
 from hybridperf.training.plans.layout_text import layout_words
@@ -44,28 +44,8 @@ def plan_rows(frame: pd.DataFrame, cache: PriceCache | None = None) -> pd.DataFr
         frame: the rows.
         cache: prices kept between calls; None: those of this process.
     """
-    read = read_columns(frame, "plans")
-    fields, cache = fields_of("plans"), cache or shared_price_cache()
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    rows = []
-    for at, record in enumerate(read.frame.to_dict("records")):
-        if at in read.refused:
-            rows.append({"note": read.refused[at]})
-            continue
-        try:
-            said = values_in({str(name): cell for name, cell in record.items()}, fields)
-            key = tuple(said.items())
-            if key not in found:
-                found[key] = _planned(said, cache)
-            rows.append(found[key])
-        except InputError as error:
-            rows.append({"note": str(error)})
-    out = pd.DataFrame(rows, columns=[*COLUMNS])
-    for name in COLUMNS:
-        words = out[name].astype(object).where(out[name].notna(), "")
-        out[name] = words if name in WORDS else out[name].astype(float)
-    before = frame.drop(columns=[name for name in COLUMNS if name in frame])
-    return before.assign(**{name: out[name].to_numpy() for name in COLUMNS})
+    cache = cache or shared_price_cache()
+    return answered(frame, "plans", lambda said: _planned(said, cache), COLUMNS, WORDS)
 
 
 def arguments_of(said: Mapping[str, Any]) -> dict[str, Any]:
