@@ -1,6 +1,6 @@
 """Operating points of servers a second: `python benchmarks/bench_serving.py`.
 
-The law of `runs/engine_load.py` on one engine (Llama 3 8B on an H100) at 100,000 random
+The law of `serving/engine_load.py` on one engine (Llama 3 8B on an H100) at 100,000 random
 loads, compiled, as NumPy runs it, and with the gradient of all requests a second by the engine's
 seconds; then `serve` on a table of random deployments, whose rows have all to be understood. The
 best of several passes counts; pin it to cores by `taskset`.
@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.cli.common import compilation_cache
-from hybridperf.runs.batching import Engine
-from hybridperf.runs.engine_load import under_load
-from hybridperf.runs.serving_machines import machine_of
-from hybridperf.runs.serving_table import predict_serving
+from hybridperf.serving.batching import Engine
+from hybridperf.serving.engine_load import under_load
+from hybridperf.serving.machines import machine_of
+from hybridperf.serving.table import predict_serving
 from hybridperf.workloads.serving import Deployment, step_times
 from hybridperf.workloads.transformer.zoo import load_shape
 

@@ -268,14 +268,14 @@ def main_op(told: Any, copies: int, has_prelude: bool = False) -> dict[str, Any]
 def _calls_of(told: Any, copies: int) -> list[OpCall]:
     """Our ops of a program, in order."""
     if isinstance(told, str | Mapping):
-        from hybridperf.workloads.jax.program import from_program
+        from hybridperf.workloads.programs.jax.program import from_program
 
         alone = {"name": "case", "backend": "cpu", "temporary_bytes": 0.0, "result_bytes": 0.0}
         workload = from_program({**alone, "hlo": told} if isinstance(told, str) else told)
         # the first node of what was compiled is the call itself
         calls = [workload.calls[row - 1] for row in workload.graph.row[isinstance(told, str) :]]
         return [call for call in calls if isinstance(call, OpCall)]
-    from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
+    from hybridperf.workloads.programs.torch.on_cpu import kernels_on_cpu
 
     found = [kernels_on_cpu(call) for call in told]
     if None in found:

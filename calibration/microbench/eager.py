@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
-from hybridperf.workloads.torch.record import recorder
+from hybridperf.workloads.programs.torch.on_cpu import kernels_on_cpu
+from hybridperf.workloads.programs.torch.record import recorder
 from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.microbench.library import Torch
 from hybridperf_calibration.microbench.timer import Case

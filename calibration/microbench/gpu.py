@@ -23,10 +23,10 @@ import torch
 
 from hybridperf.ops import OpCall, columns
 from hybridperf.ops.embedding import Zipf
-from hybridperf.workloads.ratios import FUSED_ATTENTION
-from hybridperf.workloads.torch.calls import NAMES
-from hybridperf.workloads.torch.ops import kernels
-from hybridperf.workloads.torch.record import recorder
+from hybridperf.workloads.programs.ratios import FUSED_ATTENTION
+from hybridperf.workloads.programs.torch.calls import NAMES
+from hybridperf.workloads.programs.torch.ops import kernels
+from hybridperf.workloads.programs.torch.record import recorder
 from hybridperf_calibration.microbench import torch_families
 from hybridperf_calibration.microbench.families import bags, skewed
 from hybridperf_calibration.microbench.lookups import Lookups, spread_over

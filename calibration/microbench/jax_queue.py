@@ -1,7 +1,7 @@
 """Ops of JAX on a device beside its host: several copies of an op in one program, one after the
 other, and several calls of it in a queue, so that neither a launch nor the host's way there is part
 of an op's time. What an op is, is read from the program before XLA changes it, as a user's step for
-such a device is (`hybridperf.workloads.jax.lowered`).
+such a device is (`hybridperf.workloads.programs.jax.lowered`).
 
     time of an op = seconds from the first call until the last result is there / calls / copies
 
@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 
 from hybridperf.hardware import device_called, load_device
-from hybridperf.workloads.jax.lowered import lower_program
+from hybridperf.workloads.programs.jax.lowered import lower_program
 from hybridperf_calibration.microbench.cases import argument, main_op
 from hybridperf_calibration.microbench.op_programs import (
     FLOAT_BYTES,

@@ -2,7 +2,7 @@
 Python issues and is timed; on a CPU, which does at once what it is asked, tensors so small that
 their arithmetic is next to nothing.
 
-    launch        a step of a small model, over its launches (`workloads/torch/launches.py`): what
+    launch        a step of a small model, over its launches (`workloads/programs/torch/launches.py`): what
                   modules, records of gradients, optimizers and Python's own time make of each
     issue         one op by its name, with a record for its gradient
     view          an op that launches nothing
@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hybridperf.workloads.torch.capture import run_step
-from hybridperf.workloads.torch.launches import launches_of
-from hybridperf.workloads.torch.program import from_torch
+from hybridperf.workloads.programs.torch.capture import run_step
+from hybridperf.workloads.programs.torch.launches import launches_of
+from hybridperf.workloads.programs.torch.program import from_torch
 from hybridperf_calibration.microbench.eager import Program, programs
 from hybridperf_calibration.microbench.timer import Budget, Case, Timing, timing_of
 

@@ -74,7 +74,7 @@ class Torch:
         del carried  # ops in place change their arguments
         import torch
 
-        from hybridperf.workloads.torch.record import recorder
+        from hybridperf.workloads.programs.torch.record import recorder
 
         def seen() -> Any:
             with recorder(torch, "cpu") as mode:

@@ -22,8 +22,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from hybridperf.workloads.torch.messages import COPIED
-from hybridperf.workloads.torch.record import DISPATCHED, WRAPPED, recorder
+from hybridperf.workloads.programs.torch.messages import COPIED
+from hybridperf.workloads.programs.torch.record import DISPATCHED, WRAPPED, recorder
 from hybridperf_calibration.microbench.eager import usual_s
 from hybridperf_calibration.microbench.library import Torch
 from hybridperf_calibration.microbench.timer import Case

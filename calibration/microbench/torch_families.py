@@ -2,7 +2,7 @@
 them for JAX.
 
 Every program is one op below autograd, as a step calls it, forward or backward; the row it becomes
-is read from the call by the rules that price a step (`workloads/torch/on_cpu.py`).
+is read from the call by the rules that price a step (`workloads/programs/torch/on_cpu.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as nn
 
 from hybridperf.ops.embedding_bag import OPTIMIZERS
-from hybridperf.workloads.ratios import FUSED_ATTENTION
+from hybridperf.workloads.programs.ratios import FUSED_ATTENTION
 from hybridperf_calibration.microbench import torch_images as images
 from hybridperf_calibration.microbench.families import bags, skewed
 from hybridperf_calibration.microbench.op_programs import (

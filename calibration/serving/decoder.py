@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.io import write_json
-from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, program
+from hybridperf.workloads.programs.jax.program import PROGRAM_SCHEMA_VERSION, program
 from hybridperf_calibration.serving import DecoderConfig, padded
 from hybridperf_calibration.training_steps.gpt import Gpt, GptConfig, initial_parameters
 

@@ -1,6 +1,6 @@
 """A server with continuous batching: what waits at its socket is looked at between two steps.
 
-The loop is the state machine of `hybridperf.runs.batching`, with a real decoder in the place of
+The loop is the state machine of `hybridperf.serving.batching`, with a real decoder in the place of
 seconds. A step computes, within a budget of tokens, a token of each sequence that decodes or a
 chunk of its prompt, the oldest first, then prompts that wait, while a slot is free; prompts are
 computed one after the other, sequences that decode together. Tokens are sent when the step ends.

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from hybridperf.workloads.jax.program import program
+from hybridperf.workloads.programs.jax.program import program
 from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.training_steps import TrainingStep
 

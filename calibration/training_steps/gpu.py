@@ -136,7 +136,7 @@ def _torch_steps(
 def _torch_row(make: Callable[[], Any], compiled: bool) -> Row:
     import torch
 
-    from hybridperf.workloads.torch.capture import run_step
+    from hybridperf.workloads.programs.torch.capture import run_step
 
     torch._dynamo.reset()
     torch.cuda.empty_cache()

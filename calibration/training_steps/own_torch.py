@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch.profiler import ProfilerActivity, profile
 
 from hybridperf.workloads.own import made_by
-from hybridperf.workloads.torch.capture import run_step
+from hybridperf.workloads.programs.torch.capture import run_step
 from hybridperf_calibration.microbench import machine
 from hybridperf_calibration.training_steps import STRICT
 

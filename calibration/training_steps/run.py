@@ -78,7 +78,7 @@ class StepMeasurement:
     cpu_share: float
     # by instruction, see op_times.profile; None: not profiled
     op_s: Mapping[str, float] | None = field(repr=False)
-    # what was run, see hybridperf.workloads.jax.program.program; None: op by op
+    # what was run, see hybridperf.workloads.programs.jax.program.program; None: op by op
     program: Mapping[str, Any] | None = field(repr=False)
     peak_bytes: float | None  # the most that was allocated at once; None: not asked
 
@@ -239,7 +239,7 @@ def _run(options: argparse.Namespace) -> int:
             steps, rounds=options.rounds, repeats=options.repeats, min_seconds=options.seconds,
             profile=options.profile, yardstick=yardstick, show=show,
         )  # fmt: skip
-    from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION
+    from hybridperf.workloads.programs.jax.program import PROGRAM_SCHEMA_VERSION
 
     results = []
     every = zip(spec, configs, steps, measured, strict=True)

@@ -163,7 +163,7 @@ class RunningShardedStep:
     ) -> None:
         import jax
 
-        from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, program
+        from hybridperf.workloads.programs.jax.program import PROGRAM_SCHEMA_VERSION, program
         from hybridperf_calibration.training_steps import sharded_step
 
         self._task, self._team, self._watch, self._pass_no = task, team, watch, pass_no

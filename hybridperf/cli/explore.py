@@ -78,7 +78,7 @@ def sweep(
     print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
     common.result(rows=done.rows, points=done.points, out=done.out)
     if (html is not None or not printed()) and done.rows:
-        from hybridperf.report.grid_plot import drawn_rows
+        from hybridperf.explore.sweeps.plot import drawn_rows
 
         common.result(grid=drawn_rows(done))
     for path, what in ((done.top, "top points"), (done.front, "Pareto front")):

@@ -134,7 +134,7 @@ def jobs(
     import math
 
     from hybridperf.io import read_table
-    from hybridperf.report.placement import jobs_report
+    from hybridperf.runs.placement_report import jobs_report
     from hybridperf.runs.job_policies import study
     from hybridperf.runs.job_times import job_times, read_training_jobs
 

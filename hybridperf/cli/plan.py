@@ -132,7 +132,7 @@ def _offloaded(
 
 def _found(plan: Any, top: int) -> dict[str, Any]:
     """What `--json` prints; `row`: as --row takes it."""
-    from hybridperf.report.plan import memory_lines
+    from hybridperf.training.plans.report import memory_lines
     from hybridperf.training.plans.explain import NAIVE
     from hybridperf.training.plans.layout_text import layout_words
 

@@ -29,7 +29,7 @@ def pool(
     COLUMNS pool_requests
     """
     from hybridperf.io import read_table
-    from hybridperf.runs.pools import (
+    from hybridperf.serving.pools import (
         cheapest,
         homogeneous,
         pool_table,

@@ -57,13 +57,13 @@ def predict(
     from hybridperf.collectives.fit import collectives_by_name
     from hybridperf.engine.prediction import predict as predict_step
     from hybridperf.model import model_or_datasheet
-    from hybridperf.report import perfetto
+    from hybridperf.traces import perfetto
     from hybridperf.report.prediction import prediction_report, roofline
     from hybridperf.report.text import seconds
     from hybridperf.traces.readers.graphs import recorded_step
     from hybridperf.training.steps.as_graph import step_graph
-    from hybridperf.workloads.jax.lowered import lower_program
-    from hybridperf.workloads.jax.program import compile_program, from_program, load_program
+    from hybridperf.workloads.programs.jax.lowered import lower_program
+    from hybridperf.workloads.programs.jax.program import compile_program, from_program, load_program
 
     files_read = {"--export": export, "--hf": hf, "--program": program, "--trace": trace}
     given = next((option for option, file in files_read.items() if file), "")
@@ -109,7 +109,7 @@ def predict(
     elif trace:
         workload = recorded_step(trace, ignore=skip)
     elif export:
-        from hybridperf.workloads.torch.exported import from_exported
+        from hybridperf.workloads.programs.torch.exported import from_exported
 
         workload = from_exported(export, ignore=skip, compiled=compiled, backend=loaded.device.kind)
     elif hf:
@@ -210,8 +210,8 @@ def torch_step(reference: str, *, ranks: int = 1, **options: Any) -> "Workload":
         ranks: of its process group.
         options: of `from_torch`.
     """
-    from hybridperf.workloads.torch.fakes import without_memory
-    from hybridperf.workloads.torch.program import from_torch
+    from hybridperf.workloads.programs.torch.fakes import without_memory
+    from hybridperf.workloads.programs.torch.program import from_torch
 
     with without_memory(ranks):
         fn, args, *optimizer = made_by(reference, "--torch", _MADE_TORCH)
@@ -227,7 +227,7 @@ def published_step(
     code where sizes do not tell.
     """
     from hybridperf.io import InputError
-    from hybridperf.workloads.torch.published import published_program
+    from hybridperf.workloads.programs.torch.published import published_program
     from hybridperf.workloads.transformer.config import TransformerConfig
     from hybridperf.workloads.transformer.framework import framework_of_programs
     from hybridperf.workloads.transformer.layout import Layout

@@ -59,7 +59,7 @@ def run(
       spare_nodes, checkpoint_every_s         that wait; seconds between checkpoints
       layout, note                            what runs; why a row is not predicted
     """
-    from hybridperf.report.training_run import run_report
+    from hybridperf.runs.report import run_report
     from hybridperf.runs.run_of_plan import given_step, run_cost
     from hybridperf.runs.training_run import BELIEFS, RunSettings, training_run
 
@@ -167,7 +167,7 @@ def _elastic_names() -> tuple[str, ...]:
 
 def _elastic(gpus: int, given: dict[str, float], out: Path | None) -> None:
     """Workers that come and go, up to so many."""
-    from hybridperf.report.training_run import elastic_report
+    from hybridperf.runs.report import elastic_report
     from hybridperf.runs.elastic import Workers, elastic
 
     if "lifetime_s" not in given:

@@ -108,7 +108,7 @@ def of_rows(
 
     from hybridperf.explore.frames import predict_serving
     from hybridperf.io import read_table
-    from hybridperf.runs.serving_table import saved
+    from hybridperf.serving.table import saved
 
     if save and not fit_on:
         raise common.wrong(
@@ -130,8 +130,8 @@ def _fit(fit_on: Sequence[Path], model: Path | None) -> Any:
     import pandas as pd
 
     from hybridperf.io import read_table
-    from hybridperf.runs.serving_fit import ServingFit
-    from hybridperf.runs.serving_table import fit_of
+    from hybridperf.serving.fit import ServingFit
+    from hybridperf.serving.table import fit_of
 
     if fit_on and model:
         raise wrong("expected --fit-on ROWS or --model FOLDER, got both; give one of them")
@@ -156,14 +156,14 @@ def of_shape(
 ) -> None:  # fmt: skip
     """Print all deployments, ranked; `hybridperf serve` has the arguments."""
     from hybridperf.io import read_table
-    from hybridperf.report.serving import open_loop_report, serving_report
-    from hybridperf.runs import open_loop
+    from hybridperf.serving.report import open_loop_report, serving_report
+    from hybridperf.serving import open_loop
     from hybridperf.runs import serving_rows as names
-    from hybridperf.runs.deployment_latency import Question
-    from hybridperf.runs.deployments import deployments, precisions
-    from hybridperf.runs.serving_machines import machine_of
-    from hybridperf.runs.serving_table import unmeasured_note
-    from hybridperf.training.plans.economy import economy
+    from hybridperf.serving.deployment_latency import Question
+    from hybridperf.serving.deployments import deployments, precisions
+    from hybridperf.serving.machines import machine_of
+    from hybridperf.serving.table import unmeasured_note
+    from hybridperf.engine.economy import economy
     from hybridperf.workloads.serving import Deployment
     from hybridperf.workloads.transformer.zoo import load_shape
 

@@ -153,7 +153,7 @@ def replay(
     out: Path | None = None,
 ) -> None:
     """A recorded step replayed: does its time match, what limits it, what if something changed."""
-    from hybridperf.report import perfetto
+    from hybridperf.traces import perfetto
     from hybridperf.report import trace_tables as tables
     from hybridperf.traces import replay as replays
     from hybridperf.traces import what_if
@@ -218,7 +218,7 @@ def export(
 ) -> None:
     """A timeline of all ranks with arrows and critical path, for https://ui.perfetto.dev."""
     from hybridperf.io import InputError
-    from hybridperf.report import perfetto
+    from hybridperf.traces import perfetto
     from hybridperf.traces.replay import replay_step
     from hybridperf.traces.steps import common_steps
 

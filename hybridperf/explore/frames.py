@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hybridperf.hardware import Host
     from hybridperf.model import PerfModel
     from hybridperf.model.adapted_steps import Adaptation
-    from hybridperf.runs.serving_fit import ServingFit
+    from hybridperf.serving.fit import ServingFit
 
 Rows: TypeAlias = "pandas.DataFrame | Sequence[Mapping[str, Any]]"
 _FIRST = 2048  # rows of the first part of a table; then as many as take about `_PART_S`
@@ -148,7 +148,7 @@ def predict_serving(
     Raises:
         InputError: for a column that nobody knows, and measured rows that cannot be used.
     """
-    from hybridperf.runs.serving_table import fit_of
+    from hybridperf.serving.table import fit_of
 
     if fit_on is not None and fit is not None:
         raise InputError("expected rows to fit on or fitted effects, got both; give one of them")
@@ -245,8 +245,8 @@ def _steps(
 
 
 def _serving(fit: ServingFit | str | os.PathLike | None = None) -> Predict:
-    from hybridperf.runs.serving_fit import ServingFit
-    from hybridperf.runs.serving_table import predict_serving as predicted
+    from hybridperf.serving.fit import ServingFit
+    from hybridperf.serving.table import predict_serving as predicted
 
     known = ServingFit.load(Path(fit)) if isinstance(fit, str | os.PathLike) else fit
     return lambda part, _: predicted(part, fit=known).frame
@@ -300,7 +300,7 @@ QUESTIONS = {
         _steps, "hybridperf.training.steps.predict", registry="steps", settings=("knobs",)
     ),
     "serve": Question(
-        _serving, "hybridperf.runs.serving_table", "predicted_ttft_s", "serve", ("fit",), 8192
+        _serving, "hybridperf.serving.table", "predicted_ttft_s", "serve", ("fit",), 8192
     ),
     "plans": Question(_plans, "hybridperf.training.plans.rows", registry="plans", chunk=16),
     "runs": Question(_runs, "hybridperf.runs.run_rows", "predicted_days", "runs", chunk=64),

@@ -16,7 +16,7 @@ import pandas as pd
 from scipy.optimize import brentq
 
 from hybridperf.io import InputError
-from hybridperf.runs.queues import latency_percentile_s, mean_wait_s
+from hybridperf.serving.queues import latency_percentile_s, mean_wait_s
 
 _LEAST_RATE = 1e-12
 

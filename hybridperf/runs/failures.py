@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridperf.io import InputError, shipped_toml, unknown
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.training.plans.economy import DAY_S
+from hybridperf.engine.economy import DAY_S
 
 JOB = "job"  # in place of all components
 

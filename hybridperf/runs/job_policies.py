@@ -29,7 +29,7 @@ import pandas as pd
 from hybridperf.io import InputError, unknown
 from hybridperf.runs.job_stream import Given, Schedule, StreamResult, run_stream
 from hybridperf.runs.job_times import JobTimes, TrainingJob
-from hybridperf.runs.queues import erlang_b
+from hybridperf.serving.queues import erlang_b
 
 POLICIES = ("fifo", "srtf", "gittins", "elastic")
 _Left = Callable[[int], float]

@@ -16,7 +16,7 @@ from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.runs.training_run import RunSettings, Step, TrainingRun, training_run
 from hybridperf.training.plans.arguments import number_of_tokens
-from hybridperf.training.plans.economy import economy
+from hybridperf.engine.economy import economy
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.ranked import stalled_steps, step_intervals
 from hybridperf.training.plans.run import Plan, plan

@@ -36,7 +36,7 @@ from hybridperf.runs.goodput import (
     best_spares,
     with_spares,
 )
-from hybridperf.training.plans.economy import DAY_S, HOUR_S, J_PER_KWH, Economy
+from hybridperf.engine.economy import DAY_S, HOUR_S, J_PER_KWH, Economy
 
 CHECKPOINTS = ("sync", "async", "memory")
 _DRAWS = 2000

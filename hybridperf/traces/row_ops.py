@@ -27,7 +27,7 @@ from hybridperf.traces.recorded.graph import (
 )
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE
-from hybridperf.workloads.torch.calls import flat
+from hybridperf.workloads.programs.torch.calls import flat
 
 _LOOKUP_GRADIENT = re.compile(r"torch::autograd::CppNode<SplitLookupFunction_(\w+)_Op>")
 _OFFSETS = {True: 8, False: 12}  # where a lookup's offsets stand, of a dense one and others

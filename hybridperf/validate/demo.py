@@ -18,7 +18,8 @@ from hybridperf.engine.batches import predict_batch
 from hybridperf.engine.prediction import Prediction, predict
 from hybridperf.io import write_json
 from hybridperf.model.fit.this_machine import Calibration, cores_for, measure
-from hybridperf.report import fits, perfetto, plots, text
+from hybridperf.report import fits, plots, text
+from hybridperf.traces import perfetto
 from hybridperf.validate import harness, measured_steps
 from hybridperf.validate.measured_steps import StepComparison, StepSpec, measure_steps
 

@@ -30,11 +30,11 @@ from hybridperf.io import read_json, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.programs import run_program, usable_core
 from hybridperf.report import text
-from hybridperf.runs.batching import Engine, serve
-from hybridperf.runs.requests import Requests, Served, arriving, looping
+from hybridperf.serving.batching import Engine, serve
+from hybridperf.serving.requests import Requests, Served, arriving, looping
 from hybridperf.validate.harness import ResultLine, lines_table, model_record
-from hybridperf.workloads.jax.program import load_program
-from hybridperf.workloads.torch.exported import from_exported
+from hybridperf.workloads.programs.jax.program import load_program
+from hybridperf.workloads.programs.torch.exported import from_exported
 
 SERVED_SCHEMA_VERSION = 3  # of what `hybridperf_calibration.serving.run` writes
 SUMMARY_SCHEMA_VERSION = 1

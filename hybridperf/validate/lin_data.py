@@ -44,7 +44,7 @@ from hybridperf.io import InputError, unknown
 from hybridperf.ops.embedding import Table
 from hybridperf.validate.harness import facts
 from hybridperf.workloads.dlrm import DlrmConfig
-from hybridperf.workloads.eager import Eager
+from hybridperf.workloads.programs.eager import Eager
 
 CLOCK_HZ = 1.297e9  # their V100's, locked
 COPY_BYTES_PER_S = 13.1e9  # PCIe 3.0 x16 with packets of 128 bytes: 15.75 GB/s x 128 / 154

@@ -20,7 +20,7 @@ from hybridperf.ops import OpCall
 from hybridperf.validate.lin_data import own_host, shared_host
 from hybridperf.validate.lin_kernels import KernelPrices, borrowed
 from hybridperf.workloads.dlrm import DlrmConfig, dlrm
-from hybridperf.workloads.eager import Eager
+from hybridperf.workloads.programs.eager import Eager
 
 # their V100 cells: geometric mean of the errors' sizes
 BY_LIN = {"active": 0.0269, "shared": 0.0692, "own": 0.0756}

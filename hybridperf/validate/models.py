@@ -81,8 +81,8 @@ def captured(model: str, batch: int, seq: int, train: bool) -> Workload:
     except ImportError as error:
         mend = "pip install hybridperf[torch] transformers"
         raise InputError(f"expected PyTorch and transformers, got {error}; {mend}") from error
-    from hybridperf.workloads.torch.fakes import without_memory
-    from hybridperf.workloads.torch.program import from_torch
+    from hybridperf.workloads.programs.torch.fakes import without_memory
+    from hybridperf.workloads.programs.torch.program import from_torch
 
     bert = transformers.BertForPreTraining if train else transformers.BertForSequenceClassification
     kinds = {

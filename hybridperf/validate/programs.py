@@ -64,8 +64,8 @@ def measured_steps() -> pd.DataFrame:
 def workload(library: str, step: str, mode: str, device: str) -> Workload:
     """A measured step, captured here."""
     if library == "torch":
-        from hybridperf.workloads.torch.fakes import without_memory
-        from hybridperf.workloads.torch.program import from_torch
+        from hybridperf.workloads.programs.torch.fakes import without_memory
+        from hybridperf.workloads.programs.torch.program import from_torch
 
         with without_memory():  # which refuses where PyTorch is not installed
             fn, args, *given = _steps_of(step)[step]()
@@ -73,7 +73,7 @@ def workload(library: str, step: str, mode: str, device: str) -> Workload:
         options: dict[str, Any] = {"train": bool(given), "compiled": mode == "compiled"}
         return from_torch(fn, *args, optimizer=optimizer, **options)
     from hybridperf.validate import gpu_jax_steps
-    from hybridperf.workloads.jax.program import from_jax
+    from hybridperf.workloads.programs.jax.program import from_jax
 
     jitted, shapes, _ = gpu_jax_steps.JAX[step]()
     donated = gpu_jax_steps.donated(shapes)

@@ -20,9 +20,9 @@ from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, load_prior
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.model.serving_effects import CALLS_ALONE, ServingEffects, believed
-from hybridperf.runs.batching import Engine, serve
-from hybridperf.runs.requests import arriving
-from hybridperf.runs.serving_rows import named_model
+from hybridperf.serving.batching import Engine, serve
+from hybridperf.serving.requests import arriving
+from hybridperf.serving.rows import named_model
 from hybridperf.validate.harness import Found, ResultLine, claim
 from hybridperf.workloads.serving import Deployment, step_times
 from hybridperf.workloads.serving.deployment import serving_memory

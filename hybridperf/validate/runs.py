@@ -35,7 +35,7 @@ from hybridperf.model.fit.programs import run_program, usable_core
 from hybridperf.runs.goodput import FailureCycle, goodput, young_interval_s
 from hybridperf.runs.run_of_plan import given_step, run_cost
 from hybridperf.runs.training_run import RunSettings, TrainingRun, training_run
-from hybridperf.training.plans.economy import DAY_S, HOUR_S
+from hybridperf.engine.economy import DAY_S, HOUR_S
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.validate.harness import Columns, Found, ResultLine, claim, facts
 from hybridperf.workloads.memory import model_states

@@ -26,9 +26,9 @@ from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError, read_table
 from hybridperf.model import load_model
 from hybridperf.validate.harness import Columns, Found, ResultLine
-from hybridperf.workloads.torch.capture import Captured, capture
-from hybridperf.workloads.torch.fakes import without_memory
-from hybridperf.workloads.torch.program import workload_of
+from hybridperf.workloads.programs.torch.capture import Captured, capture
+from hybridperf.workloads.programs.torch.fakes import without_memory
+from hybridperf.workloads.programs.torch.program import workload_of
 
 TABLE = "added/programs/timm.csv.gz"
 # (task, card, layout, PyTorch) that are judged. Without `torch.compile`; the rows of PyTorch 1.13

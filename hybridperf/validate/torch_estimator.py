@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from hybridperf.io import InputError
 from hybridperf.workloads.own import made_by
-from hybridperf.workloads.torch.capture import run_step
+from hybridperf.workloads.programs.torch.capture import run_step
 
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
 _NAME = "PyTorch's RuntimeEstimator"

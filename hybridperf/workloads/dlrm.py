@@ -28,7 +28,7 @@ from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table, table_bytes
 from hybridperf.ops.embedding_bag import Direction, lookup_calls
 from hybridperf.workloads.dlrm_config import DlrmConfig
-from hybridperf.workloads.eager import COMPUTE, Eager, HostOp, Parameter, StepIssuer, loop
+from hybridperf.workloads.programs.eager import COMPUTE, Eager, HostOp, Parameter, StepIssuer, loop
 from hybridperf.workloads.placement import Placement, plain, shards, traffic
 
 _LOOKUP = (

@@ -42,7 +42,7 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.ops import Gather, Gemm, OpCall, OptimizerUpdate, Reduction, Softmax, SpMM
 from hybridperf.ops.embedding import uniform_unique_rows
-from hybridperf.workloads.eager import Eager, HostOp, Parameter, StepIssuer, loop
+from hybridperf.workloads.programs.eager import Eager, HostOp, Parameter, StepIssuer, loop
 from hybridperf.workloads.gnn_config import GnnConfig, GraphShape
 
 _LOSS_THREADS = 32.0

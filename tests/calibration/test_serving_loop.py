@@ -13,8 +13,8 @@ import pytest
 
 from hybridperf.hardware import load_device
 from hybridperf.model import PerfModel
-from hybridperf.runs.batching import Engine, serve
-from hybridperf.runs.requests import arriving, looping
+from hybridperf.serving.batching import Engine, serve
+from hybridperf.serving.requests import arriving, looping
 from hybridperf.validate import here_served
 from hybridperf.validate.here_served import ServedRun, simulated, step_times
 from hybridperf_calibration.serving import DecoderConfig, padded, run

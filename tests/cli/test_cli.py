@@ -25,7 +25,7 @@ from hybridperf.model.fit.device import FitReport
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import Work
 from hybridperf.report import fits
-from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION
+from hybridperf.workloads.programs.jax.program import PROGRAM_SCHEMA_VERSION
 
 GEMMS = pd.DataFrame({
     "op": "gemm", "dtype": "fp32", "m": [64, 512, 1024, 33], "n": [64, 512, 256, 65],

@@ -12,9 +12,9 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.knobs import flattened
 from hybridperf.hardware import load_device, load_system
 from hybridperf.model import PerfModel
-from hybridperf.runs.deployment_latency import Question
-from hybridperf.runs.deployments import deployments
-from hybridperf.runs.serving_machines import known_names
+from hybridperf.serving.deployment_latency import Question
+from hybridperf.serving.deployments import deployments
+from hybridperf.serving.machines import known_names
 from hybridperf.workloads.serving import step_times
 
 SETTINGS = {

@@ -19,7 +19,7 @@ from hybridperf.explore.sweeps.steps import StepTarget
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_json
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
+from hybridperf.workloads.programs.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
 
 CLOSE = 1e-3  # a tenth of a percent: what is promised of optima
 STEP = {

@@ -15,7 +15,7 @@ from hybridperf.explore.sweeps.spec import SHIPPED, read_spec
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, write_json
 from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
+from hybridperf.workloads.programs.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
 
 KNOBS = {
     "memory_bytes_per_s": np.geomspace(1e9, 1e12, 5),

@@ -28,7 +28,7 @@ from hybridperf.io import InputError, write_json
 from hybridperf.model import PerfModel, model_or_datasheet, unmeasured_device
 from hybridperf.model.price import price
 from hybridperf.ops import Gemm, OpCall
-from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
+from hybridperf.workloads.programs.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
 
 GEMMS = {
     "chunk": 500,

@@ -11,7 +11,7 @@ from hybridperf.explore.sweeps.target import read_target
 from hybridperf.explore.sweeps.written import TARGETS
 from hybridperf.io import write_json
 from hybridperf.model import load_model, model_or_datasheet
-from hybridperf.workloads.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
+from hybridperf.workloads.programs.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
 
 GEMM = {"name": "g", "op": "gemm", "dtype": "bf16", "m": "tokens", "n": 4096, "k": 4096}
 

@@ -18,8 +18,8 @@ from hybridperf.fields.columns import read_columns, row_of, said_by
 from hybridperf.fields.registry import columns_help, folded, one_slip
 from hybridperf.io import InputError, read_table
 from hybridperf.ops.frameworks import serving_frameworks
-from hybridperf.runs.serving_rows import understood
-from hybridperf.runs.serving_table import predict_serving
+from hybridperf.serving.rows import understood
+from hybridperf.serving.table import predict_serving
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import resolve

@@ -24,8 +24,8 @@ from hybridperf.ops.base import op_fields
 from hybridperf.ops.table import LABELS, parse_ops
 from hybridperf.runs.colocation import read_groups
 from hybridperf.runs.job_times import read_training_jobs
-from hybridperf.runs.open_loop import recorded
-from hybridperf.runs.pools import read_requests, read_types
+from hybridperf.serving.open_loop import recorded
+from hybridperf.serving.pools import read_requests, read_types
 
 H100 = load_device("h100_sxm")
 _OWN = {"steps", "serve", "ops", "collectives", "plans", "runs"}

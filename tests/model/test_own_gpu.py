@@ -17,7 +17,7 @@ from hybridperf.model import load_model
 from hybridperf.model.adapted_steps import launch_s
 from hybridperf.model.fit import own_gpu, this_machine
 from hybridperf.model.step_effects import LAUNCH_S
-from hybridperf.workloads.eager import HostOp, StepIssuer
+from hybridperf.workloads.programs.eager import HostOp, StepIssuer
 
 # as the driver of the lent H200 tells
 DRIVER = {

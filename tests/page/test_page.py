@@ -21,7 +21,7 @@ from support.made_traces import made_trace
 from support.served_page import Served, asked_often, held_bytes, keep_moving, processor_s
 
 from hybridperf.cli.ask import ask
-from hybridperf.report.perfetto import write_traces
+from hybridperf.traces.perfetto import write_traces
 
 MOVES, MOVE_S = 24, 0.1
 _PATIENCE_S = 120.0

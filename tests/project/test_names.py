@@ -26,7 +26,7 @@ READERS = (
     "training/launch_files/",
     "model/published/",
     "validate/",
-    "workloads/torch/published.py",  # models of an installed library
+    "workloads/programs/torch/published.py",  # models of an installed library
     "workloads/transformer/zoo.py",
     "workloads/transformer/huggingface.py",
     "fields/",

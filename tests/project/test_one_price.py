@@ -22,7 +22,7 @@ ASKS = {
     "traces/other_device.py": "prices ops of a trace on two machines, for their ratio",
     "studies/strategies/cluster.py": "MAD-Max's search over layers, by our price",
     "explore/sharding/fused.py": "lookups of all tables of a rank, priced together",
-    "runs/serving_function.py": "the rows of a served step on a varied machine, for its slopes",
+    "serving/function.py": "the rows of a served step on a varied machine, for its slopes",
     "explore/sweeps/steps.py": "ops of a step written in TOML, by pricers of `model/`",
 }
 

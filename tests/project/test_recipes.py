@@ -61,8 +61,8 @@ import pandas as pd
 import hybridperf
 from hybridperf.fields import fields_of
 from hybridperf.model import model_or_datasheet
-from hybridperf.runs.launch_lines import launch_lines
-from hybridperf.runs.serving_table import predict_serving
+from hybridperf.serving.launch_lines import launch_lines
+from hybridperf.serving.table import predict_serving
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.workloads.schedules import closed_form_s
 

@@ -5,7 +5,7 @@ import pytest
 
 from hybridperf.io import InputError
 from hybridperf.runs.edge import by_rate, inversion, latency_s
-from hybridperf.runs.pools import InstanceType, latencies
+from hybridperf.serving.pools import InstanceType, latencies
 
 SERVICE_S = 1 / 13
 

@@ -19,7 +19,7 @@ from hybridperf.runs.goodput import (
     with_spares,
     young_interval_s,
 )
-from hybridperf.runs.queues import erlang_b, erlang_b_between, erlang_c
+from hybridperf.serving.queues import erlang_b, erlang_b_between, erlang_c
 
 HOUR_S = 3600.0
 USUAL = FailureCycle(

@@ -16,7 +16,7 @@ from hybridperf.runs.job_policies import (
     just_enough,
 )
 from hybridperf.runs.job_times import JobTimes, TrainingJob, job_times, read_training_jobs
-from hybridperf.runs.queues import erlang_b
+from hybridperf.serving.queues import erlang_b
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.validate.jobs import ONES, PAC_ML, elastic_gains, fewer_refused, of_models
 

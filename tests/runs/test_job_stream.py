@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hybridperf.runs.job_stream import Given, run_stream
-from hybridperf.runs.queues import erlang_b
+from hybridperf.serving.queues import erlang_b
 
 
 def first_come(servers: int):

@@ -395,7 +395,7 @@ def targets() -> dict[str, Callable[[], Target]]:
         import jax.numpy as jnp
 
         from hybridperf.io import write_json
-        from hybridperf.workloads.jax import program as programs
+        from hybridperf.workloads.programs.jax import program as programs
 
         def step(x: Any, w: Any) -> Any:
             return jax.nn.softmax(x @ w, axis=-1).sum(0)

@@ -7,10 +7,10 @@ import dataclasses
 
 import pytest
 
-from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.on_gpu import fused_drops
-from hybridperf.workloads.torch.ops import kernels
-from hybridperf.workloads.torch.program import priced_ops
+from hybridperf.workloads.programs.torch.capture import capture
+from hybridperf.workloads.programs.torch.on_gpu import fused_drops
+from hybridperf.workloads.programs.torch.ops import kernels
+from hybridperf.workloads.programs.torch.program import priced_ops
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
 nn, functional = torch.nn, torch.nn.functional

@@ -18,7 +18,7 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.step_effects import slowest_of
 from hybridperf.ops import Gemm, OpCall
-from hybridperf.report.perfetto import write_traces
+from hybridperf.traces.perfetto import write_traces
 from hybridperf.traces.events import Message
 from hybridperf.traces.other_ranks import other_ranks
 from hybridperf.traces.readers.kineto import read_traces

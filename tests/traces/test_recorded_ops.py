@@ -27,7 +27,7 @@ from hybridperf.ops import (
 from hybridperf.ops.base import Op
 from hybridperf.traces.recorded.graph import RecordedArguments
 from hybridperf.traces.recorded.graph import recorded_op as ours
-from hybridperf.workloads.torch.ops import NO_KERNEL, RULES, by_parts
+from hybridperf.workloads.programs.torch.ops import NO_KERNEL, RULES, by_parts
 
 F = "Tensor(float)"
 I64 = "Tensor(long int)"

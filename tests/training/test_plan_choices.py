@@ -11,7 +11,7 @@ import hybridperf as hp
 from hybridperf.cli.common import WORDS
 from hybridperf.io import InputError
 from hybridperf.ops import Gemm, OpCall
-from hybridperf.report.plan import confirmed_report, memory_lines, plan_report
+from hybridperf.training.plans.report import confirmed_report, memory_lines, plan_report
 from hybridperf.training.plans.explain import Confirmed, compared, confirm, neighbours
 from hybridperf.training.plans.run import UNPLANNED, plan
 from hybridperf.training.plans.sensitivity import SURE, chance_fits, memory_headroom

@@ -8,8 +8,8 @@ import pytest
 import hybridperf as hp
 from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError
-from hybridperf.report.plan import dollars
-from hybridperf.training.plans.economy import economy
+from hybridperf.training.plans.report import dollars
+from hybridperf.engine.economy import economy
 from hybridperf.training.plans.explain import NAIVE, compared, differences
 from hybridperf.training.plans.layout_text import counted, layout_words
 from hybridperf.training.plans.ranked import plan_front

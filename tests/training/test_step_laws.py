@@ -24,7 +24,7 @@ from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import resolve
-from hybridperf.workloads.jax.gpu_program import FRAMEWORK as XLA
+from hybridperf.workloads.programs.jax.gpu_program import FRAMEWORK as XLA
 from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import framework_habits

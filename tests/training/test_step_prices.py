@@ -18,7 +18,7 @@ from hybridperf.ops import Gemm, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import SHARES, published_share
 from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.features import features
-from hybridperf.workloads.ratios import FUSED_ATTENTION
+from hybridperf.workloads.programs.ratios import FUSED_ATTENTION
 from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parallel import distinct

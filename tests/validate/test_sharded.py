@@ -38,10 +38,10 @@ from hybridperf.validate.sharded_tasks import (
     random_models,
     random_placement,
 )
-from hybridperf.workloads.jax.hlo import parse
-from hybridperf.workloads.jax.hlo_collectives import collective_calls
-from hybridperf.workloads.jax.program import from_program, load_content
-from hybridperf.workloads.jax.rank_programs import RankTables, from_rank_programs
+from hybridperf.workloads.programs.jax.hlo import parse
+from hybridperf.workloads.programs.jax.hlo_collectives import collective_calls
+from hybridperf.workloads.programs.jax.program import from_program, load_content
+from hybridperf.workloads.programs.jax.rank_programs import RankTables, from_rank_programs
 from hybridperf_calibration.training_steps import sharded_dlrm, sharded_step
 from hybridperf_calibration.training_steps.sharded_tasks import read_tasks
 

@@ -86,7 +86,7 @@ def tiny(tmp_path_factory) -> Run:
 @pytest.fixture(scope="module")
 def measured(tiny) -> list[MeasuredStep]:
     """The same steps as the library gives them, read from the files of that run."""
-    from hybridperf.workloads.jax.program import load_program
+    from hybridperf.workloads.programs.jax.program import load_program
 
     steps = json.loads((tiny.out / "steps" / "steps.json").read_text())["steps"]
     names = [field.name for field in dataclasses.fields(MeasuredStep) if field.name != "workload"]

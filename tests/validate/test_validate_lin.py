@@ -17,7 +17,7 @@ from hybridperf.ops import Gemm, OpCall, Reduction
 from hybridperf.ops.embedding_bag import lookup_calls
 from hybridperf.validate import lin, lin_data, lin_lookups, lin_single
 from hybridperf.validate.lin_kernels import KERNEL_S, BorrowedRates, KernelPrices, borrowed
-from hybridperf.workloads.eager import loop
+from hybridperf.workloads.programs.eager import loop
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ bytes.
 
 import pytest
 
-from hybridperf.workloads.jax.fusion_loops import strided_reads
-from hybridperf.workloads.jax.hlo import parse
+from hybridperf.workloads.programs.jax.fusion_loops import strided_reads
+from hybridperf.workloads.programs.jax.hlo import parse
 
 ADD = """%add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)

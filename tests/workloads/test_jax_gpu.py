@@ -37,7 +37,7 @@ from hybridperf.ops import (
     Sort,
 )
 from hybridperf.validate.gpu_jax_steps import bf16
-from hybridperf.workloads.ratios import FUSED_ATTENTION
+from hybridperf.workloads.programs.ratios import FUSED_ATTENTION
 
 
 def matrix_flops(workload: Workload) -> float:

@@ -15,8 +15,8 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.ops import Gemm
 from hybridperf.validate.gpu_jax_steps import bf16
-from hybridperf.workloads.jax.hlo import Instruction, Shape
-from hybridperf.workloads.jax.hlo_collectives import collective_calls
+from hybridperf.workloads.programs.jax.hlo import Instruction, Shape
+from hybridperf.workloads.programs.jax.hlo_collectives import collective_calls
 
 AUTO = (AxisType.Auto,)  # newer versions of JAX assume another
 

@@ -18,8 +18,8 @@ from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import Allocation, Convolution, Copy, Gather, LoopTrip, OpCall, ScatterAdd
-from hybridperf.workloads.jax.program import FRESH_BLOCK_BYTES, from_jax, from_program
-from hybridperf.workloads.jax.reuse import HloStep, Touch, in_loop, with_reuse
+from hybridperf.workloads.programs.jax.program import FRESH_BLOCK_BYTES, from_jax, from_program
+from hybridperf.workloads.programs.jax.reuse import HloStep, Touch, in_loop, with_reuse
 from hybridperf_calibration.training_steps import dlrm, gpt
 
 pytestmark = pytest.mark.skipif(

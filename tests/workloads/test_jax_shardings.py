@@ -17,7 +17,7 @@ import hybridperf as hp
 from hybridperf.engine.workload import Workload
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import OpCall
-from hybridperf.workloads.jax.shardings import NOTE
+from hybridperf.workloads.programs.jax.shardings import NOTE
 
 DATA, MODEL = 2, 4
 MESH = AbstractMesh((DATA, MODEL), ("data", "model"), axis_types=(AxisType.Auto,) * 2)

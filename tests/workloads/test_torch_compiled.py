@@ -8,9 +8,9 @@ from support.torch_steps import functional, nn, torch
 import hybridperf as hp
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import OpCall
-from hybridperf.workloads.torch import inductor
-from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.program import priced_ops
+from hybridperf.workloads.programs.torch import inductor
+from hybridperf.workloads.programs.torch.capture import capture
+from hybridperf.workloads.programs.torch.program import priced_ops
 
 
 def fused(placed):

@@ -11,12 +11,12 @@ import hybridperf as hp
 from hybridperf.io.installed import installed_hardware
 from hybridperf.model.price import price
 from hybridperf.ops import Fused, Norm, ScatterAdd
-from hybridperf.workloads.torch.calls import Tensor, TorchCall
-from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.eager import by_rows, in_stored_order, on_images
-from hybridperf.workloads.torch.ops import kernels
-from hybridperf.workloads.torch.program import workload_of
-from hybridperf.workloads.torch.tables import sorted_gradient
+from hybridperf.workloads.programs.torch.calls import Tensor, TorchCall
+from hybridperf.workloads.programs.torch.capture import capture
+from hybridperf.workloads.programs.torch.eager import by_rows, in_stored_order, on_images
+from hybridperf.workloads.programs.torch.ops import kernels
+from hybridperf.workloads.programs.torch.program import workload_of
+from hybridperf.workloads.programs.torch.tables import sorted_gradient
 from hybridperf.workloads.transformer.in_step import call_in_step
 
 

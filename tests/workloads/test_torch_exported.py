@@ -13,11 +13,11 @@ from support.plain_models import PLAIN
 from support.torch_steps import Mlp, functional, nn, torch
 
 import hybridperf as hp
-from hybridperf.workloads.torch import pt2
-from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.exported import exported
-from hybridperf.workloads.torch.program import priced_ops, workload_of
-from hybridperf.workloads.torch.record import OPTIMIZER
+from hybridperf.workloads.programs.torch import pt2
+from hybridperf.workloads.programs.torch.capture import capture
+from hybridperf.workloads.programs.torch.exported import exported
+from hybridperf.workloads.programs.torch.program import priced_ops, workload_of
+from hybridperf.workloads.programs.torch.record import OPTIMIZER
 
 # a copy of what is turned before a layer reads it is written by `lstm` itself; how `one_hot` and
 # heads of attention are written depends on the machine

@@ -25,8 +25,8 @@ from hybridperf.ops import (
     Sort,
     Transpose,
 )
-from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.on_cpu import kernels_on_cpu
+from hybridperf.workloads.programs.torch.capture import capture
+from hybridperf.workloads.programs.torch.on_cpu import kernels_on_cpu
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
 nn = torch.nn

@@ -17,10 +17,10 @@ from hybridperf.ops import (
     ScatterAdd,
 )
 from hybridperf.ops.attention import Attention
-from hybridperf.workloads.ratios import FUSED_ATTENTION
-from hybridperf.workloads.torch.calls import Tensor, TorchCall
-from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.ops import kernels
+from hybridperf.workloads.programs.ratios import FUSED_ATTENTION
+from hybridperf.workloads.programs.torch.calls import Tensor, TorchCall
+from hybridperf.workloads.programs.torch.capture import capture
+from hybridperf.workloads.programs.torch.ops import kernels
 
 TWO_PRODUCTS_EACH = 2.0  # gradients of a product, by forward products
 

@@ -11,8 +11,8 @@ from support.torch_steps import TARGET, Mlp, X, functional, matrix_ops, nn, torc
 import hybridperf as hp
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Gemm
-from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.ops import kernels
+from hybridperf.workloads.programs.torch.capture import capture
+from hybridperf.workloads.programs.torch.ops import kernels
 
 
 def test_products_of_a_step_by_hand() -> None:

@@ -10,8 +10,8 @@ from support.plain_models import PLAIN
 from support.torch_steps import flops_of, torch
 
 import hybridperf as hp
-from hybridperf.workloads.torch.capture import capture
-from hybridperf.workloads.torch.program import priced_ops
+from hybridperf.workloads.programs.torch.capture import capture
+from hybridperf.workloads.programs.torch.program import priced_ops
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (`dev`)")
 

@@ -10,7 +10,7 @@ import hybridperf as hp
 from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Gemm, OpCall
-from hybridperf.workloads.torch.capture import capture
+from hybridperf.workloads.programs.torch.capture import capture
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
 nn = torch.nn

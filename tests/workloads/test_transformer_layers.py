@@ -10,7 +10,7 @@ from hybridperf.collectives.traffic import bus_factor
 from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, Quantise, columns
-from hybridperf.workloads import ratios
+from hybridperf.workloads.programs import ratios
 from hybridperf.workloads.transformer import (
     Layout,
     TransformerShape,

@@ -27,7 +27,7 @@ from hybridperf.explore.sweeps.written import Part
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.calls import kind_of, row_kinds
-from hybridperf.workloads.jax.program import load_program
+from hybridperf.workloads.programs.jax.program import load_program
 
 _SMALLEST_BATCH = 64
 

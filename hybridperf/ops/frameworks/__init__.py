@@ -21,7 +21,7 @@ class Effect(Spec):
 
 
 class Launch(Spec):
-    """The command that starts an engine (`runs/launch_lines.py` says which words and conditions
+    """The command that starts an engine (`serving/launch_lines.py` says which words and conditions
     there are).
     """
 

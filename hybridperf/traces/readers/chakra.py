@@ -32,7 +32,7 @@ from google.protobuf import (
 from hybridperf.io import InputError
 from hybridperf.traces.recorded import graph
 from hybridperf.traces.recorded.graph import RecordedArguments, RecordedGraph, RecordedNode
-from hybridperf.workloads.torch.calls import is_whole
+from hybridperf.workloads.programs.torch.calls import is_whole
 
 _NUMBERS = "double float int32 int64 uint32 uint64 sint32 sint64 fixed32 fixed64 sfixed32 sfixed64"
 # of an attribute: each a single value, then (but for what is odd) a list of it

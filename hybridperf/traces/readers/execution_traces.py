@@ -27,7 +27,7 @@ from hybridperf.traces.recorded.graph import (
     RecordedNode,
     identity,
 )
-from hybridperf.workloads.torch.calls import flat, is_whole
+from hybridperf.workloads.programs.torch.calls import flat, is_whole
 
 _SCHEMA = re.compile(r"1\.[01]\.\d+(-chakra\..*)?")
 _COMMUNICATES = ("record_param_comms", "nccl:", "rccl:", "c10d::", "gloo:", "mpi:", "ucc:")

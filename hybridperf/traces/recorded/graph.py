@@ -24,8 +24,8 @@ from typing import Any
 
 from hybridperf.io import InputError
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
-from hybridperf.workloads.torch.calls import NAMES, Argument, Tensor, TorchCall, flat, is_whole
-from hybridperf.workloads.torch.ops import kernels
+from hybridperf.workloads.programs.torch.calls import NAMES, Argument, Tensor, TorchCall, flat, is_whole
+from hybridperf.workloads.programs.torch.ops import kernels
 
 _LIST = re.compile(r"GenericList\[|TensorList$")
 _VALUE_FIELDS = 6  # of a tensor's value

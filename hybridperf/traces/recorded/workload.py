@@ -33,8 +33,8 @@ from hybridperf.traces.recorded.graph import (
     recorded_op,
     written,
 )
-from hybridperf.workloads.torch.calls import flat
-from hybridperf.workloads.torch.ops import by_parts
+from hybridperf.workloads.programs.torch.calls import flat
+from hybridperf.workloads.programs.torch.ops import by_parts
 
 COLLECTIVES, HOST_COPIES = "collectives", "host copies"
 _STEP_MARK = "ProfilerStep#"

@@ -46,7 +46,7 @@ from hybridperf.training.plans.costs import (
     price_space,
     times,
 )
-from hybridperf.training.plans.economy import Economy, score
+from hybridperf.engine.economy import Economy, score
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import (

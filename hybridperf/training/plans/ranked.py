@@ -22,7 +22,7 @@ from hybridperf.io import InputError, unknown
 from hybridperf.model.variance import beyond_by_stalls, ends
 from hybridperf.training.plans.bounds import BoundedLayouts
 from hybridperf.training.plans.costs import PricedSpace
-from hybridperf.training.plans.economy import Economy, score
+from hybridperf.engine.economy import Economy, score
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.steps import adapt

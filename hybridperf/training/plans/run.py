@@ -33,7 +33,7 @@ from hybridperf.training.plans import explain, table
 from hybridperf.training.plans.arguments import narrowed, number_of_tokens, whole_numbers
 from hybridperf.training.plans.bounds import BoundedLayouts, Search
 from hybridperf.training.plans.costs import PricedSpace, bytes_of, price_space
-from hybridperf.training.plans.economy import economy
+from hybridperf.engine.economy import economy
 from hybridperf.training.plans.layout_text import counted, layout_words
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.ranked import (

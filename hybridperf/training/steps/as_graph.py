@@ -20,7 +20,7 @@ from hybridperf.engine.prediction import Prediction, predict
 from hybridperf.engine.step_features import StepParts
 from hybridperf.fields.columns import row_of
 from hybridperf.io import InputError, unknown
-from hybridperf.training.plans.economy import economy
+from hybridperf.engine.economy import economy
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.memory_fit import memory_knobs
 from hybridperf.workloads.memory import memory_of

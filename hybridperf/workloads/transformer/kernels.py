@@ -14,7 +14,7 @@ from typing import Literal
 import hybridperf.ops as ops
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops.quantise import scheme_dtype
-from hybridperf.workloads import ratios
+from hybridperf.workloads.programs import ratios
 from hybridperf.workloads.transformer.framework import Framework
 from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
 

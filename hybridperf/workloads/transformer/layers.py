@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from hybridperf.io import InputError
 from hybridperf.ops import Gemm, Moe, OpCall, Softmax
-from hybridperf.workloads import ratios
+from hybridperf.workloads.programs import ratios
 from hybridperf.workloads.transformer import diffusion
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.counts import LayerKind

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.ops import OpCall, OptimizerUpdate, Quantise, Reduction, op_by_name
-from hybridperf.workloads import ratios
+from hybridperf.workloads.programs import ratios
 from hybridperf.workloads.transformer import counts, waits
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does

@@ -1,0 +1,449 @@
+"""An engine under load: what requests see while clients each send the next when the last has ended.
+One law for rows of measurements, deployments and engines apart: a recursion over columns, fast and
+differentiable.
+
+A request decodes in n steps behind its first token, each with what the others brought meanwhile:
+
+    s = E_j T(sequences, keys, j prompts)      TPOT = s / tokens a step
+
+Of P = min(clients, slots, what the cache holds) present each of the others sends a prompt every
+n + w steps, w those of a prompt and its wait. A request comes when a step ends and is computed in
+the next one. What a sequence sees while it decodes is the engine without it, which holds P - 1
+(Reiser and Lavenberg, JACM 1980). Prompts that fit in a step come by a binomial law; where they
+fill steps (S each) they queue, as sources that each send one in a period (`queues.sources_wait`).
+Where they need more steps than there are, P S > n + S, the rest waits throughout. Where clients
+wait for a slot, Little's law gives what is left: TTFT = clients / rate - n s.
+
+With an opening burst all clients begin at once. The share `burst` of requests, one of those a
+client sends, waits for half of all prompts, and as many at the end see the engine become empty.
+
+Engines apart: prompts queue for those that compute them (several: Sakasegawa, Ann. Inst. Stat.
+Math. 1977), their keys go over a link, and nothing interferes with decoding.
+
+Frameworks add what `model/serving_effects.py` has: to steps (`StepTimes.as_run`), and here
+to first tokens. Without these the law is judged by the simulation (`batching.serve`): within 2 %
+but where the test that holds it says. It leaves out preemption, and prompts of unlike lengths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from hybridperf.io.namespace import Array, array_module, floats, fresh_views, repeated
+from hybridperf.serving.batching import Engine
+from hybridperf.serving.queues import falling_root, sources_wait, wait_left
+
+_TERMS = 6  # numbers of prompts that are told apart; the rest counts by its mean
+# answers from 0.8 to 1.2 of their mean, as benchmarks of servers draw them: standard deviation
+SPREAD = 0.2 / 3.0**0.5
+# of sequences, and of others' prompts, that the last request of a client does not see
+_FEWER, _UNSEEN = 1.0 / 6.0, 0.5
+_UNQUEUED = 0.8  # rounds of all slots, of a run, in which no queue of clients has to be served
+_FEW = 1e-3  # steps behind an answer of one token; instead of none
+_SETTLED = 4  # rounds from the sequences that decode to the room they leave
+_ROUNDS = 14  # of the number that decode
+_NODES, _WEIGHTS = (0.5 * (1.0 + one) for one in np.polynomial.legendre.leggauss(4))
+
+
+class FirstTokens(NamedTuple):
+    """What a framework adds to first tokens."""
+
+    prefill: Array = 1.0  # times what prompts take
+    waited_steps: Array = 0.0
+    first_token_s: Array = 0.0
+    burst: Array = 0.0  # share of requests that all clients send at once when they begin
+
+
+class Apart(NamedTuple):
+    """Engines that compute prompts for others."""
+
+    engine: Engine
+    ranks: Array  # of theirs
+    decoding: Array  # of engines that decode: they share the clients
+    sent_s: Array = 0.0  # of a prompt's keys
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What requests see in the mean; any shape."""
+
+    ttft_s: Array
+    tpot_s: Array
+    rate: Array  # requests a second of a rank
+    sequences: Array  # that decode
+    waiting_s: Array  # of ttft_s, for a slot
+    prompts: Array  # share of the steps' budget that prompts take
+
+
+def under_load(
+    engine: Engine, clients: Array, prompt: Array, output: Array, cached: Array = 0.0,
+    added: FirstTokens | None = None, apart: Apart | None = None,
+) -> Load:  # fmt: skip
+    """Of one attention rank.
+
+    Args:
+        engine: all its settings may be arrays; with `apart` it only decodes.
+        clients: of the rank, 1 or more; any shape, as all that follow.
+        prompt: tokens in the mean.
+        output: tokens in the mean.
+        cached: tokens of the prompt in the prefix cache.
+        added: to first tokens, and whether all clients begin at once.
+        apart: engines that compute the prompts.
+    """
+    case, added = _Case(engine, prompt, output, cached), added or FirstTokens()
+    if apart is None:
+        return _aggregated(case, floats(clients), added)
+    first = _Case(apart.engine, prompt, output, cached)
+    return _split(case, first, floats(clients), added, apart)
+
+
+class _Cycle(NamedTuple):
+    """Of a request beside others, seconds of a rank."""
+
+    step_s: Array
+    none_s: Array  # of a step without prompts
+    own_s: Array  # of its prompt, with its wait
+    held_s: Array  # for which it is held back
+    load: Array
+
+    def seconds(self, case: _Case) -> Array:
+        return case.steps * self.step_s + self.own_s + self.held_s
+
+
+def _cycle(case: _Case, others: Array, here: Array) -> _Cycle:
+    """With so many others there, each of which is for a share `here` of its time."""
+    module, steps, admission = case.module(others), case.steps, case.engine.admission
+    sources = others / here
+    # what a sequence that decodes sees: the others, as if it were not there
+    seen = case.queue(others, module.maximum(others - here, 0.0), here)
+    period = admission.period(seen.arrivals, case.new, seen.decoding)
+    counts = case.counted(sources, here * period / (steps + seen.lasts))
+    alike = others + 1.0 - seen.arrivals * seen.held
+    taken = seen.arrivals * (seen.lasts - seen.held)  # others' prompts that are in a step
+    with_s, none_s = case.step_s(
+        alike, taken, counts, seen._replace(arrivals=seen.arrivals * period)
+    )
+    step_s = none_s + (with_s - none_s) / period
+
+    own = case.queue(others, others, here)
+    window = admission.window(own.arrivals, case.new, own.decoding)
+    counts = case.counted(sources, here * window / (steps + own.lasts))
+    own_s, alone_s = case.prompt_s(counts, own)
+    return _Cycle(step_s, none_s, own_s, own.held * alone_s, own.load)
+
+
+def _aggregated(case: _Case, clients: Array, added: FirstTokens) -> Load:
+    module, steps = case.module(clients, *added), case.steps
+    nobody = 0.0 * clients
+    full, last = case.alone(nobody)
+    decode_s, full_s, last_s = case.each_s(
+        (module.minimum(clients, case.most), 0.0), (nobody, case.room(nobody)), (nobody, last)
+    )
+    alone_s = full * full_s + last_s * (last > 0)
+    added_s = added.waited_steps * decode_s + added.first_token_s + (added.prefill - 1.0) * alone_s
+    # clients whose first token is on its way are not with the engine
+    here = 1.0 / (1.0 + added_s / (steps * decode_s + alone_s))
+    others = module.minimum((clients - 1.0) * here, case.most - 1.0)
+    present, found = others + 1.0, _cycle(case, others, here)
+
+    burst, step_s = floats(added.burst), found.step_s
+    without = module.maximum(clients * here / present - 1.0, 0.0)  # a slot, of those with one
+    # of a run's requests the first and the last find less of a queue
+    waiting_s = without * found.seconds(case)
+    waiting_s = waiting_s * (1.0 - burst * (_UNQUEUED + 0.5 * without) / (1.0 + without))
+    fewer_s, burst_s = case.burst_s(present, alone_s)
+    step_s = step_s - burst * (_UNSEEN * (step_s - found.none_s) + found.none_s - fewer_s)
+    first_s = found.own_s + burst * (burst_s - found.own_s)
+    ttft_s = added.prefill * first_s + (1.0 - burst) * found.held_s + waiting_s
+    ttft_s = ttft_s + added.waited_steps * step_s + added.first_token_s
+    return _load(case, clients, ttft_s, step_s, waiting_s, found.load)
+
+
+def _split(case: _Case, first: _Case, clients: Array, added: FirstTokens, apart: Apart) -> Load:
+    """Engines apart; clients of a rank that decodes."""
+    module = case.module(clients, *added, apart.ranks)
+    each = floats(apart.decoding) / apart.ranks
+    others = module.maximum(clients * each - 1.0, 0.0)  # of a rank that computes prompts
+    power = (2.0 * (apart.ranks + 1.0)) ** 0.5 - 2.0
+    full, last = first.alone(0.0 * clients)
+    full_s, last_s = first.each_s((0.0 * clients, first.room(0.0)), (0.0 * clients, last))
+    alone_s = full * full_s + last_s * (last > 0)
+    shared_s = first.shared_s()  # that a prompt adds among others
+
+    def seconds(decoding: Array, waiting_s: Array) -> tuple[Array, Array, Array, Array]:
+        """Of a step, of a prompt with its queue, of what comes behind it, of the wait for a slot,
+        where so many decode.
+        """
+        step_s = case.seconds(decoding, 0.0)
+        decode_s = case.steps * step_s
+        added_s = apart.sent_s + added.first_token_s + added.waited_steps * step_s
+        rest = (decode_s + added_s + waiting_s) / shared_s
+        beyond = module.maximum(others - rest, 0.0)
+
+        def over(wait: Array) -> Array:
+            most, period = others - beyond, rest + 1.0 + wait
+            several = module.clip(most / period, 1e-9, 1.0) ** power / apart.ranks
+            return several * sources_wait(most, period, SPREAD * decode_s / shared_s) - wait
+
+        wait = falling_root(over, 0.0 * rest)
+        prompt_s = added.prefill * (alone_s + shared_s * wait * wait_left(beyond, wait))
+        prompt_s = prompt_s + shared_s * beyond
+        slots_s = (clients / case.most - 1.0) * decode_s - prompt_s - added_s
+        return step_s, prompt_s, added_s, module.maximum(slots_s, 0.0)
+
+    def settle(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        _, last, decoding, waiting_s = state
+        step_s, prompt_s, added_s, waiting_s = seconds(decoding, waiting_s)
+        away_s = prompt_s + added_s + waiting_s
+        free = clients / (1.0 + away_s / (case.steps * step_s))
+        return last, decoding, module.clip(free, 1.0, case.most), waiting_s
+
+    nobody = 0.0 * sum(seconds(module.minimum(clients, case.most), 0.0 * clients))  # by its shape
+    start = nobody + module.minimum(clients, case.most)
+    before, last, decoding, waiting_s = repeated(settle, (start, start, start, nobody), _ROUNDS)
+    # the rest of what shrinks by a share each round (Aitken)
+    shrinks = (decoding - last) / module.where(last == before, 1.0, last - before)
+    shrinks = module.clip(shrinks, 0.0, 0.95)
+    decoding = module.clip(last + (decoding - last) / (1.0 - shrinks), 1.0, case.most)
+    step_s, prompt_s, added_s, waiting_s = seconds(decoding, waiting_s)
+    burst_s = added.prefill * (alone_s + others / 2.0 * shared_s)
+    prompt_s = prompt_s + floats(added.burst) * module.maximum(burst_s - prompt_s, 0.0)
+    ttft_s = prompt_s + added_s + waiting_s
+    load = shared_s * each * clients / (ttft_s + case.steps * step_s)
+    return _load(case, clients, ttft_s, step_s, waiting_s, load)
+
+
+def _load(
+    case: _Case, clients: Array, ttft_s: Array, step_s: Array, waiting_s: Array, load: Array
+) -> Load:
+    """By Little's law."""
+    rate = clients / (ttft_s + case.steps * step_s)
+    return Load(ttft_s, step_s / case.gain, rate, rate * case.steps * step_s, waiting_s, load)
+
+
+class _Queue(NamedTuple):
+    """What prompts meet, in steps."""
+
+    lasts: Array  # from their arrival to their end
+    queued: Array  # of these, behind other prompts
+    held: Array  # of these, held back
+    arrivals: Array  # of others' prompts in a step
+    decoding: Array  # of the others
+    size: Array  # that one fills
+
+    @property
+    def load(self) -> Array:
+        return self.arrivals * self.size
+
+
+class _Case:
+    """An engine and the requests it gets."""
+
+    def __init__(self, engine: Engine, prompt: Array, output: Array, cached: Array) -> None:
+        self.engine = engine = fresh_views(engine)
+        self.prompt, self.output, self.cached = map(floats, (prompt, output, cached))
+        self.new = self.prompt - self.cached
+        # that a token of an answer sees in the mean, and one of a prompt
+        self.keys, self.chunk_keys = self.prompt + 0.5 * self.output, self.cached + 0.5 * self.new
+        self.gain = gain = engine.tokens_a_step
+        module = self.module()
+        # drafts that stand overshoot the last token by half of them
+        steps = (self.output - 1.0) / gain + (gain - 1.0) / (2.0 * gain)
+        self.steps = module.maximum(steps, _FEW)
+        self.holds = engine.kv_tokens / (self.prompt + 0.5 * (self.output + engine.block))
+        self.most = module.minimum(engine.slots, module.maximum(self.holds, 1.0))
+
+    def module(self, *more: Array) -> Array:
+        return array_module(
+            self.prompt, self.output, self.cached, *more, *jax.tree.leaves(self.engine)
+        )
+
+    def queue(self, others: Array, rivals: Array, here: Array) -> _Queue:
+        """Prompts of `others`, each of which meets those of `rivals`; of all that send them so many
+        are there as is said by the share `here`.
+        """
+        module, admission = self.module(others), self.engine.admission
+        least = module.maximum(self.size(others), 1.0)
+
+        def met(wait: Array) -> tuple[_Queue, Array, Array, Array]:
+            decoding = rivals * self.steps / (self.steps + least + wait * least)
+            for _ in range(_SETTLED):
+                size = self.size(decoding)
+                service = module.maximum(size, 1.0)
+                # those beyond what its steps can take wait throughout
+                beyond = module.maximum(rivals + 1.0 - (self.steps + service) / size, 0.0)
+                beyond = module.minimum(beyond, rivals)
+                queued = size * (beyond + wait * wait_left(beyond, wait))
+                lasts = service + queued
+                arrivals = rivals / (self.steps + lasts)
+                decoding = arrivals * self.steps
+            nobody = (1.0 - here * self.steps / (self.steps + lasts)) ** (rivals / here)
+            held = (1.0 - nobody) * admission.wait(arrivals, self.new, decoding)
+            lasts = lasts + held
+            arrivals = others / (self.steps + lasts)
+            decoding = arrivals * self.steps
+            found = _Queue(lasts, queued, held, arrivals, decoding, size)
+            return found, rivals - beyond, (self.steps + service + held) / size + wait, size
+
+        def over(wait: Array) -> Array:
+            """By the services that a prompt waits: those it would wait, less these."""
+            _, most, period, size = met(wait)
+            # of several that fit in a step, what batches of them leave behind (Lindley's recursion
+            # with whole steps idle)
+            load = most / period
+            short = module.clip(size - 1.0 + load, 0.0, 1.0) / size
+            some = module.where(size > 1.0, 1.0, short)
+            spread = (SPREAD + 1.0 / here - 1.0) * self.steps / size
+            return some * sources_wait(most / here, period / here, spread) - wait
+
+        return met(falling_root(over, 0.0 * others))[0]
+
+    def room(self, decoding: Array) -> Array:
+        """Tokens of a step's budget that are left for prompts."""
+        taken = decoding * (1.0 + self.engine.drafted)
+        return self.module(taken).maximum(self.engine.budget - taken, 1.0)
+
+    def size(self, decoding: Array) -> Array:
+        """Steps that a prompt fills."""
+        return self.new / self.room(decoding)
+
+    def seconds(self, decoding: Array, chunk: Array) -> Array:
+        return self.engine.times.seconds(decoding, self.keys, chunk, self.chunk_keys)
+
+    def each_s(self, *steps: tuple[Array, Array]) -> list[Array]:
+        """Seconds of steps with so many sequences and tokens of prompts; 0 where both are none."""
+        sequences, chunks = zip(*steps, strict=True)
+        found = self.many_s(self.stacked(*sequences), self.stacked(*chunks))
+        return [found[..., at] for at in range(len(steps))]
+
+    def many_s(self, decoding: Array, chunks: Array) -> Array:
+        """Seconds of steps that differ in their sequences and chunks [..., chunks]."""
+        keys, chunk_keys = (floats(one)[..., None] for one in (self.keys, self.chunk_keys))
+        return self.engine.times.seconds(decoding, keys, chunks, chunk_keys)
+
+    def stacked(self, *some: Array) -> Array:
+        """Arrays along a last axis of their own."""
+        module = self.module(*some)
+        return module.stack(module.broadcast_arrays(*map(floats, some)), -1)
+
+    def counted(self, trials: Array, share: Array) -> tuple[Array, Array]:
+        """Chances and numbers [..., terms + 1] of successes in `trials`, which may be fractional;
+        the last stands for all larger numbers by their mean.
+        """
+        module = self.module(trials, share)
+        share = module.clip(share, 0.0, 0.999)
+        chance = [(1.0 - share) ** trials]
+        for count in range(1, _TERMS):
+            left = module.maximum(trials - (count - 1), 0.0)
+            chance.append(chance[-1] * left / count * share / (1.0 - share))
+        mean = trials * share
+        rest = module.maximum(1.0 - sum(chance), 1e-9)
+        told = sum(count * one for count, one in enumerate(chance))
+        beyond = module.maximum((mean - told) / rest, float(_TERMS))
+        numbers = [*(float(count) + 0.0 * mean for count in range(_TERMS)), beyond]
+        return module.stack([*chance, rest], -1), module.stack(numbers, -1)
+
+    def alone(self, decoding: Array) -> tuple[Array, Array]:
+        """Full chunks of a prompt that nobody shares them with, and the tokens of its last one."""
+        size, room = self.size(decoding), self.room(decoding)
+        whole = self.module(size).floor(size)
+        return whole, self.new - whole * room
+
+    def step_s(
+        self, present: Array, taken: Array, counts: tuple[Array, Array], seen: _Queue
+    ) -> tuple[Array, Array]:
+        """Mean seconds of a step with `present` sequences less `taken`, whose prompts come by
+        `counts` (those that are computed do not decode); and of one without prompts.
+        """
+        module, room = self.module(present), self.room(seen.decoding)
+        chance, count = counts
+        mean = module.maximum((chance * count).sum(-1), 1e-9)
+        chunks = module.minimum(count * self.new[..., None], room[..., None])
+        decoding = present[..., None] - count * (taken / mean)[..., None]
+        whole, last = self.alone(seen.decoding)
+        load = module.clip(seen.load, 1e-9, 1.0)
+        busy = module.maximum(present - taken / module.maximum(load, taken / present), 1.0)
+        each_s = self.many_s(
+            module.concatenate(
+                [module.maximum(decoding, 1.0), self.stacked(present, busy, busy)], -1
+            ),
+            module.concatenate([chunks, self.stacked(0.0 * room, room, last)], -1),
+        )
+        none_s, full_s, last_s = (each_s[..., at] for at in (-3, -2, -1))
+        each_s = each_s[..., :-3]
+        left = module.maximum(seen.arrivals * self.new - (chance * chunks).sum(-1), 0.0) / room
+        short_s = (chance * each_s).sum(-1) + left * (full_s - none_s)
+        # the last chunk of a prompt is a step's own where no other follows
+        long_s = whole * (full_s - none_s) + (last > 0) * (last_s - none_s)
+        long_s = (1.0 - load) * long_s + load * self.size(seen.decoding) * (full_s - none_s)
+        long = self.size(seen.decoding) > 1.0
+        return module.where(long, none_s + seen.arrivals * long_s, short_s), none_s
+
+    def prompt_s(self, counts: tuple[Array, Array], own: _Queue) -> tuple[Array, Array]:
+        """Seconds of the steps that compute a prompt behind others, more coming with it by
+        `counts`; and of one without prompts.
+        """
+        decoding, load = own.decoding, own.load
+        module, room = self.module(decoding), self.room(decoding)
+        chance, count = counts
+        size = self.size(decoding)[..., None]
+        whole = module.maximum(module.ceil((1.0 + count) * size) - 1.0, 0.0)  # full steps of all
+        tokens = ((1.0 + count) * size - whole) * room[..., None]
+        # of those that come together the n-th is done with the step of its last token
+        done = [module.ceil((at + 1.0) * size) - 1.0 for at in range(_TERMS)]
+        later = [sum(done[: at + 1]) / (at + 1.0) for at in range(_TERMS)]
+        more = module.maximum((count[..., -1:] + 1.0) * size / 2.0 - 0.5, 0.0)
+        later = module.concatenate([*later, more], -1)
+        last = (1.0 + count - module.floor(whole / size)) / (1.0 + count) * (whole > 0)
+        own_whole, own_last = self.alone(decoding)
+        wide = decoding[..., None]
+        some_s = self.many_s(
+            wide,
+            module.concatenate(
+                [module.maximum(tokens, 1.0), self.stacked(0.0 * room, room, own_last)], -1
+            ),
+        )
+        none_s, full_s, last_s = (some_s[..., at] for at in (-3, -2, -1))
+        some_s = some_s[..., :-3]
+        wide_s = full_s[..., None]
+        short_s = module.where(whole > 0, (1.0 + later - last) * wide_s + last * some_s, some_s)
+        last_s = last_s * (own_last > 0)
+        followed = 1.0 - module.exp(-own.arrivals * (own_whole + 0.5))  # by one that fills the last
+        alone_s = own_whole * full_s + last_s + followed * (full_s - last_s)
+        busy_s = (size[..., 0] + 0.5) * full_s  # begun and ended inside steps
+        long_s = alone_s + module.clip(load, 0.0, 1.0) * (busy_s - alone_s)
+        own_s = module.where(size[..., 0] > 1.0, long_s, (chance * short_s).sum(-1))
+        return own_s + own.queued * full_s, none_s
+
+    def shared_s(self) -> Array:
+        """That a prompt adds among others on an engine of its own: its share of full chunks."""
+        module = self.module()
+        most = module.maximum(self.new, self.engine.budget)
+        chunks = module.ceil(most / self.engine.budget)
+        return chunks * self.seconds(0.0 * most, most / chunks) * self.new / most
+
+    def burst_s(self, present: Array, alone_s: Array) -> tuple[Array, Array]:
+        """Mean seconds of a step that the last of a run see, with fewer sequences; and to the first
+        tokens of all that are sent at once, one after the other; `alone_s`: of one prompt.
+        """
+        module, nobody = self.module(present), 0.0 * present
+        fewer = module.maximum((1.0 - _FEWER) * present, 1.0)
+        all_once = module.minimum(present * self.new, self.engine.budget)
+        nodes = [at * present for at in (*_NODES, 0.5)]
+        fewer_s, all_s, *full_s, half_s = self.each_s(
+            (fewer, 0.0), (nobody, all_once), *((one, self.room(one)) for one in nodes)
+        )
+        total_s = 0.0
+        for at, weight, node, one_s in zip(_NODES, _WEIGHTS - 0.5, nodes, full_s, strict=False):
+            total_s = total_s + weight * (1.0 - at) * self.size(node) * one_s
+        size = self.size(present / 2.0)
+        # the end of a step is the end of all that end in it
+        ends = 0.5 * size + 0.5 * module.where(size > 1.0, 1.0 - 1.0 / present, 1.0 - size)
+        many_s = present * total_s + ends * half_s
+        found_s = module.where(present * self.new <= self.engine.budget, all_s, many_s)
+        return fewer_s, module.where(present <= 1.0, alone_s, found_s)

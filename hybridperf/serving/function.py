@@ -1,0 +1,203 @@
+"""An engine that serves a model as pure functions of its machine's, its framework's and its load's
+numbers, for JAX: seconds of a step, and the operating point that such steps lead to.
+
+    deployment = hp.Deployment(hp.load_shape("llama3-8b"), tp=2, framework="vllm")
+    step = hp.served_step_function(model, deployment, sequences=64, keys=1024)
+    point = hp.serving_function(model, deployment, clients=64, prompt=1024, output=256)
+    jax.grad(lambda k: point(k)["tokens_per_s"])(point.knobs)["memory_bytes_per_s"]
+
+Knobs of the machine are those of `hp.step_function`. `effects` are what the framework adds
+(`model/serving_effects.py`), at what is believed of it. `load` is continuous: steps are composed at
+doubling sizes (`workloads/serving/times.py`), between which seconds are interpolated in logs. Held
+is what makes other calls: the deployment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from hybridperf.engine.knobs import KnobFunction, Knobs
+from hybridperf.engine.step_function import PreparedStep, platform_at
+from hybridperf.engine.step_times import StepTimes
+from hybridperf.io import InputError, unknown
+from hybridperf.io.namespace import Array
+from hybridperf.model import PerfModel
+from hybridperf.model.serving_effects import ServingEffects, believed
+from hybridperf.ops.frameworks import serving_frameworks
+from hybridperf.serving.admission import NO_LIMIT
+from hybridperf.serving.batching import Engine
+from hybridperf.serving.deployment_latency import LARGEST_CHUNK
+from hybridperf.serving.engine_load import FirstTokens, under_load
+from hybridperf.serving.machines import known_names
+from hybridperf.workloads.serving import Deployment, prompt_launches, steps_as_rows
+from hybridperf.workloads.serving.deployment import serving_memory
+
+_NONE = 1e-3  # of a sequence or token: zero comes as a billionth of today's number
+_OF_STEP = ("kernels", "gap_s", "step_s", "sequence_s", "launch_s")  # effects that a step has
+
+
+def served_step_function(
+    model: PerfModel, deployment: Deployment, *, sequences: float, keys: float, chunk: float = 0.0,
+    chunk_keys: float | None = None, all_reduce: str | None = None,
+) -> KnobFunction:  # fmt: skip
+    """Seconds of one step of an engine that serves, as a pure JAX function.
+
+    Args:
+        model: the machine, with collectives where the deployment spans several GPUs.
+        deployment: the engine.
+        sequences: that decode, of each attention rank, one token each; 0: a step of prompts alone.
+        keys: that each of them looks at, in the mean.
+        chunk: tokens of prompts; 0: sequences decode alone.
+        chunk_keys: that each of those looks at, in the mean; None: half of the chunk.
+        all_reduce: the library whose all-reduce runs, as tables of collectives name it; None: the
+            one that `hp.predict_serving` takes.
+
+    Returns:
+        A function of knobs, `f(knobs) -> seconds`: those of the machine (`hp.step_function`),
+        `load` (the four numbers above) and `effects` of the framework.
+
+    Raises:
+        InputError: when the machine cannot price the steps, or the step holds nothing.
+    """
+    sizes = {"sequences": sequences, "keys": keys, "chunk": chunk,
+             "chunk_keys": chunk / 2.0 if chunk_keys is None else chunk_keys}  # fmt: skip
+    _check(sizes, ("sequences", "chunk"))
+    steps = _Steps.of(model, deployment, all_reduce)
+
+    def seconds(arrays: Any, knobs: Knobs) -> Array:
+        load = knobs["load"]
+        sequences, chunk = (
+            jnp.where(load[name] > _NONE, load[name], 0.0) for name in ("sequences", "chunk")
+        )
+        times = steps.times(arrays, knobs)
+        return times.seconds(sequences, load["keys"], chunk, load["chunk_keys"])
+
+    return KnobFunction(
+        f"seconds of a step that serves {deployment.shape.name}",
+        steps.knobs(sizes, _OF_STEP), seconds, steps.prepared.in_precision,
+    )  # fmt: skip
+
+
+def serving_function(
+    model: PerfModel, deployment: Deployment, *, clients: float, prompt: float, output: float,
+    cached: float = 0.0, slots: float | None = None, chunk: float = LARGEST_CHUNK,
+    all_reduce: str | None = None,
+) -> KnobFunction:  # fmt: skip
+    """The operating point of an engine under a closed loop of clients, as a pure JAX function.
+
+    Args:
+        model: the machine, with collectives where the deployment spans several GPUs.
+        deployment: the engine.
+        clients: of each attention rank; each sends its next request when the last has ended.
+        prompt: tokens in the mean.
+        output: tokens in the mean, 2 or more.
+        cached: tokens of a prompt that the prefix cache holds.
+        slots: sequences at once, of each rank; None: as many as its cache and settings let in.
+        chunk: tokens of a step, at most.
+        all_reduce: the library whose all-reduce runs, as tables of collectives name it; None: the
+            one that `hp.predict_serving` takes.
+
+    Returns:
+        A function of knobs, `f(knobs) -> results`: a dict of `ttft_s`, `tpot_s`, `requests_per_s`
+        and `tokens_per_s` (of output) of the whole engine. Its `knobs` are those of the machine
+        (`hp.step_function`), `load` (the numbers above) and `effects` of the framework.
+
+    Raises:
+        InputError: when the machine cannot price the steps, or no request is there.
+    """
+    if slots is None:
+        device, of = model.device, serving_memory(deployment)
+        if not device.memory_bytes:
+            raise InputError(f"expected slots: the memory of {device.id} is not known; give them")
+        held = float(of.sequences(device.memory_bytes, prompt + output / 2.0))
+        if held < 1:
+            raise InputError(
+                f"{deployment.shape.name} with a request does not fit into {device.id}; give a"
+                " deployment over more GPUs"
+            )
+        slots = min(held, float(deployment.max_sequences))
+    sizes = {"clients": clients, "prompt": prompt, "output": output, "cached": cached,
+             "slots": slots, "chunk": chunk}  # fmt: skip
+    _check(sizes, ("clients",))
+    if output < 2:
+        raise InputError(f"expected an output of 2 tokens or more, got {output}; mend it")
+    steps = _Steps.of(model, deployment, all_reduce)
+
+    def results(arrays: Any, knobs: Knobs) -> dict[str, Array]:
+        load, effects = knobs["load"], steps.effects(knobs)
+        engine = Engine(
+            steps.times(arrays, knobs), slots=load["slots"], budget=load["chunk"],
+            kv_tokens=NO_LIMIT,  # slots are what fits
+            drafted=deployment.drafted, acceptance=deployment.acceptance,
+        )  # fmt: skip
+        added = FirstTokens(effects.prefill, effects.waited_steps, effects.first_token_s)
+        found = under_load(
+            engine, load["clients"], load["prompt"], load["output"], load["cached"], added
+        )
+        rate = found.rate * deployment.attention_dp
+        return {
+            "ttft_s": found.ttft_s, "tpot_s": found.tpot_s, "requests_per_s": rate,
+            "tokens_per_s": rate * load["output"],
+        }  # fmt: skip
+
+    every = tuple(one.name for one in dataclasses.fields(ServingEffects) if one.name != "burst")
+    return KnobFunction(
+        f"operating point of an engine that serves {deployment.shape.name}",
+        steps.knobs(sizes, every), results, steps.prepared.in_precision,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Steps:
+    """Steps of a deployment on a machine, prepared."""
+
+    deployment: Deployment
+    prepared: PreparedStep
+    tables: Any  # StepTimes by the seconds of its rows
+    launches: float  # kernels of a step that is no CUDA graph
+    believed: ServingEffects  # of its framework
+
+    @staticmethod
+    def of(model: PerfModel, deployment: Deployment, all_reduce: str | None) -> _Steps:
+        if deployment.framework and deployment.framework not in serving_frameworks():
+            names = serving_frameworks()
+            raise unknown("framework", deployment.framework, names, f"known are {', '.join(names)}")
+        all_reduce = known_names()["reduce"] if all_reduce is None else all_reduce
+        rows, tables = steps_as_rows(model, deployment, all_reduce)
+        eager = deployment.launches == "eager"
+        known = believed(deployment.framework, eager=eager, host=model.host)
+        launches = prompt_launches(deployment, model.device)
+        return _Steps(deployment, PreparedStep.of(model, rows), tables, launches, known)
+
+    def knobs(self, load: Knobs, effects: tuple[str, ...]) -> dict[str, Any]:
+        """Today's numbers."""
+        return self.prepared.knobs | {
+            "load": {name: float(value) for name, value in load.items()},
+            "effects": {name: float(getattr(self.believed, name)) for name in effects},
+        }
+
+    def times(self, arrays: Any, knobs: Knobs) -> StepTimes:
+        """Seconds of steps as the framework runs them."""
+        rows, today = arrays
+        machine = {name: value for name, value in knobs.items() if name not in ("load", "effects")}
+        durations = rows.durations(platform_at(today, self.prepared.groups, machine))
+        eager, made = self.deployment.launches == "eager", self.deployment.tokens_per_pass
+        alone = self.tables(durations)
+        return alone.as_run(self.effects(knobs), self.launches, float(eager), made)
+
+    def effects(self, knobs: Knobs) -> ServingEffects:
+        """Of the framework."""
+        return dataclasses.replace(self.believed, **knobs["effects"])
+
+
+def _check(sizes: dict[str, float], needed: tuple[str, ...]) -> None:
+    """`InputError` for a load that is none."""
+    for name, value in sizes.items():
+        if not (np.isfinite(value) and value >= 0):
+            raise InputError(f"expected {name} of 0 or more, got {value}; mend it")
+    if not any(sizes[name] > 0 for name in needed):
+        raise InputError(f"expected {' or '.join(needed)} above 0, got none; give one")

@@ -1,0 +1,109 @@
+"""What prices the systems of operating points: which device's calibration, over which links."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+from hybridperf.hardware import (
+    DeviceSpec,
+    device_called,
+    device_id,
+    device_of,
+    load_device,
+    load_system,
+    system_names,
+)
+from hybridperf.io import InputError, shipped_toml
+from hybridperf.io.errors import plain
+from hybridperf.model import PerfModel
+from hybridperf.training.steps.batch import shared_price_cache
+from hybridperf.training.steps.names import Machine as StepMachine
+from hybridperf.training.steps.names import machine as step_machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What prices a row."""
+
+    device: str
+    model: str
+    system: str
+    per_node: int = 0  # GPUs of a node, where they are more than the table's system has
+    all_reduce: str = ""
+    note: str = ""
+    steps: StepMachine | None = None  # where the row's system is priced as training steps are
+
+    @property
+    def spec(self) -> DeviceSpec:
+        """Facts of its device."""
+        return load_device(self.device) if self.steps is None else self.steps.spec
+
+    def load(self) -> PerfModel:
+        if self.steps is not None:
+            return shared_price_cache().prices(self.steps).model
+        return _loaded(self.model, self.system, self.per_node)
+
+    def __hash__(self) -> int:
+        return hash((self.device, self.model, self.system, self.per_node))
+
+
+def machine_of(name: str, device: str = "") -> Machine:
+    """What prices a system: one of a published name, else any device or system that `steps` takes.
+
+    Args:
+        name: of a system, a device, or a .toml file of a system.
+        device: in place of the system's own: a name, or a .toml file.
+
+    Raises:
+        InputError: a name that nobody knows, a device whose links nobody tells.
+    """
+    text = plain(name).replace("_", "-")
+    a_system = name.endswith(".toml") or name in system_names()
+    if not device and not a_system:
+        for entry in known_names()["system"]:
+            if entry["says"] in text.split("-"):
+                return Machine(
+                    device_id(name) or entry["model"], entry["model"], entry["system"],
+                    entry.get("per_node", 0), entry["reduce"], entry.get("note", ""),
+                )  # fmt: skip
+    try:
+        fabric = load_system(name)
+    except InputError as unknown_system:
+        try:
+            found = step_machine(name, "", device or None)
+        except InputError:
+            known = ", ".join(entry["says"] for entry in known_names()["system"])
+            expected = f"expected a system of {known} or of `hybridperf systems`"
+            if device_id(name) or device_called(name):
+                raise InputError(
+                    f"{expected}, got the device {name}, whose links are not told; name a system,"
+                    " and the device beside it by --device"
+                ) from None
+            raise InputError(f"{expected}, got {name!r}; {unknown_system}") from None
+    else:
+        found = step_machine("", "", device_of(fabric, device or None), name)
+    said = "; ".join(found.notes)
+    reduce = known_names()["reduce"]
+    return Machine(
+        found.device, found.model, found.system.id, all_reduce=reduce, note=said, steps=found
+    )
+
+
+@functools.cache
+def known_names() -> dict[str, Any]:
+    """Models, systems and frameworks as published tables call them, and their habits."""
+    return shipped_toml(__package__, "names.toml")
+
+
+@functools.cache
+def _loaded(model: str, system: str, per_node: int) -> PerfModel:
+    from hybridperf.collectives.model import load_collectives
+    from hybridperf.model import model_or_datasheet
+
+    links = load_collectives(system)
+    if per_node:
+        wider = links.system.model_copy(update={"accelerators_per_node": per_node})
+        links = dataclasses.replace(links, system=wider)
+    return model_or_datasheet(model).with_collectives(links)

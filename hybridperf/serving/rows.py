@@ -1,0 +1,443 @@
+"""Rows of operating points, understood: which engines of which machine, under how many clients.
+
+What published tables get wrong is mended here, and said: layouts of n x n experts that list n GPUs
+as n^2, several names of one model, totals of GPUs in the place of a tensor-parallel degree (which
+are refused: nothing tells how they are shared out).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from hybridperf.fields import fields_of
+from hybridperf.fields.columns import read_columns
+from hybridperf.fields.registry import YES
+from hybridperf.hardware import Host, canonical_dtype
+from hybridperf.io import InputError
+from hybridperf.io.errors import plain
+from hybridperf.ops.frameworks import serving_framework, serving_frameworks
+from hybridperf.ops.moe import BALANCED
+from hybridperf.serving.admission import AT_ONCE, NO_LIMIT, Admission
+from hybridperf.serving.machines import Machine, known_names, machine_of
+from hybridperf.serving.published import (
+    has_settings,
+    points_of,
+    published,
+    settings_of,
+    told_in_text,
+)
+from hybridperf.workloads.serving import Deployment
+from hybridperf.workloads.transformer.zoo import load_shape
+
+FIELDS = fields_of("serve")
+CHUNK = 8192.0  # tokens of prompts in a step at most: the usual budget of vLLM's benchmarks
+MOST_TP = 16  # more GPUs than any engine splits a head's products over in these tables
+# of tokens over experts: nearly all of them have some, as a trained gate's distinct experts stay
+# within 13 % of a uniform one's (LLMServingSim, bench/core/runner.py); the exponent is assumed.
+# Where a router picks groups of experts first (`names.toml`) few have most
+DISTRIBUTION = "power_law_0.6"
+# workers where a row does not tell: those that published rows err least with
+UNTOLD_DECODERS, UNTOLD_PREFILLERS = 3.0, 1.0
+# chance that a token which a model's own further head drafts is taken, where nothing tells it: of
+# published rows of DeepSeek that draft three and of such that do not, 2.5 tokens a step
+ACCEPTANCE = 0.7
+_TOO_WIDE = (
+    "expected tp_size of 1, 2, 4, 8 or 16, GPUs that split each layer of one engine, got {}, a"
+    " total of GPUs: how they are shared out is not told; give tp_size, attention_dp_size,"
+    " moe_tp_size, moe_ep_size of one engine"
+)
+_NO_WORKERS = (
+    "expected {0}, GPUs that split each layer of a worker, in a row of prefill and decode workers"
+    " apart, got none; tp_size of such a row would be a total of GPUs"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedRow:
+    """One row; `refused` says why it is not predicted."""
+
+    refused: str = ""
+    machine: Machine | None = None
+    engine: Deployment | None = None  # that decodes
+    prefill: Deployment | None = None  # of disaggregated rows, the other kind of worker
+    clients: float = 1.0
+    prompt: float = 1.0
+    output: float = 1.0
+    workers: float = 1.0  # that decode
+    prefill_workers: float = 1.0
+    workers_known: bool = True
+    workers_told: bool = True  # by the row itself
+    drafts_known: bool = True
+    requests: float = 0.0  # of each client; 0: not told
+    at_once: bool = False  # all clients begin together, as in a published benchmark
+    launch_host: Host | None = None  # of the machine, if it is known
+    chunk: float = CHUNK  # tokens of prompts in a step at most
+    admission: Admission = AT_ONCE
+    model: str = ""
+    system: str = ""
+    framework: str = ""
+    version: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> float:
+        """Tokens that a running sequence holds in the cache, in the mean."""
+        return self.prompt + serving_framework(self.framework).reserved * self.output
+
+    @property
+    def eager(self) -> bool:
+        """Whether all kernels are launched one by one."""
+        return self.engine is not None and self.engine.launches == "eager"
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of each GPU."""
+        assert self.machine is not None
+        if self.machine.steps is not None:
+            return self.machine.steps.memory_bytes
+        return self.machine.spec.memory_bytes or math.inf
+
+    @property
+    def fitted_on(self) -> bool:
+        """Whether a measurement of the row says something of engines."""
+        return self.workers_known and self.drafts_known
+
+    @property
+    def gpus(self) -> float:
+        assert self.engine is not None
+        prefill = self.prefill.gpus * self.prefill_workers if self.prefill else 0.0
+        return self.engine.gpus * self.workers + prefill
+
+
+def understood(frame: pd.DataFrame) -> list[ServedRow]:
+    """Each row of a table."""
+    read = read_columns(frame, "serve")
+    records = read.frame.to_dict("records")
+    seen: dict[tuple, ServedRow] = {}
+    alike: dict[tuple, ServedRow] = {}  # rows that differ in clients and lengths alone
+    out = []
+    for at, record in enumerate(records):
+        values = {str(name): value for name, value in record.items() if not _empty(value)}
+        values = told_in_text(values) | values
+        values.setdefault("concurrency", values.get("batch_size", math.nan))
+        values.setdefault("measured", "")
+        told = tuple((name, values[name]) for name in _USED if name in values)
+        if told not in seen:
+            try:
+                said = tuple(one for one in told if one[0] not in _SIZES)
+                seen[told] = _resized(alike.get(said), values)
+                if not _by_sizes(values):
+                    alike[said] = seen[told]
+            except InputError as error:
+                seen[told] = ServedRow(refused=str(error))
+        out.append(ServedRow(refused=read.refused[at]) if at in read.refused else seen[told])
+    return out
+
+
+_USED = FIELDS.of("words", "layout")
+_SIZES = ("concurrency", "isl", "osl")
+
+
+def _by_sizes(values: Mapping[str, Any]) -> bool:
+    """Whether more of a row than its sizes depends on them: a benchmark's scripts set it."""
+    lengths = _number(values, "isl"), _number(values, "osl")
+    return _word(values, "mode") == "disagg" or has_settings(*lengths)
+
+
+def _resized(row: ServedRow | None, values: Mapping[str, Any]) -> ServedRow:
+    """A row that says all but its sizes as another one does, from that; None: from its words."""
+    if row is None or _empty(values["concurrency"]) or _by_sizes(values):
+        return _row(values)
+    clients, prompt, output = (_number(values, name) for name in _SIZES)
+    longest = _number(values, "max_model_len", math.inf)
+    if min(clients, prompt, output) < 1 or prompt + output > longest:
+        return _row(values)  # which says what is wrong
+    return dataclasses.replace(row, clients=clients, prompt=prompt, output=output)
+
+
+def _empty(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+
+
+def _row(values: Mapping[str, Any]) -> ServedRow:
+    notes: list[str] = []
+    at_once = _at_once(values)  # by the row's own words, not by a benchmark's scripts
+    name = _text(values, "model_path")
+    if _empty(values["concurrency"]):
+        raise InputError(
+            "expected clients in a column concurrency, silicon_concurrency or batch_size, got none"
+        )
+    shape_name, habits = named_model(name)
+    machine = machine_of(_text(values, "system"))
+    framework = known_framework(str(values.get("backend", "")), notes)
+    shape = load_shape(shape_name)
+    common: dict[str, Any] = {
+        "shape": shape, "framework": framework,
+        **_schemes(values, name, habits, machine, framework, bool(shape.experts), notes),
+        "lora_rank": _count(values, "lora_rank", 0),
+        "moe_backend": str(values.get("moe_backend", "")).lower(),
+    }  # fmt: skip
+    common |= {"drafted": _count(values, "drafted", 0),
+               "acceptance": _number(values, "acceptance", ACCEPTANCE * ("drafted" in values)),
+               "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
+    found: dict[str, Any] = {
+        "machine": machine, "clients": _number(values, "concurrency"),
+        "prompt": _number(values, "isl"), "output": _number(values, "osl"),
+        "model": shape_name, "system": machine.device, "framework": framework,
+        "version": str(values.get("backend_version", "")),
+    }  # fmt: skip
+    sizes = found["clients"], found["prompt"], found["output"]
+    if min(sizes) < 1:
+        given = ", ".join(f"{one:g}" for one in sizes)
+        raise InputError(
+            f"expected concurrency, isl and osl of at least 1 in a row of serving, got {given}"
+        )
+    longest = _number(values, "max_model_len", math.inf)
+    if found["prompt"] + found["output"] > longest:
+        raise InputError(
+            f"expected isl + osl of max_model_len, {longest:g}, or fewer, got"
+            f" {found['prompt']:g} + {found['output']:g}"
+        )
+    if _word(values, "mode") == "disagg":
+        engine, more = _apart(values, common, found, notes)
+        found |= more
+    else:
+        engine = Deployment(**common, **_layout(values, "", notes))
+        values = {**_as_published(found, engine, values, notes), **values}
+    engine = dataclasses.replace(
+        engine, max_sequences=_count(values, "max_num_seqs", engine.max_sequences),
+        moe_backend=str(values.get("moe_backend", "")).lower(),
+    )  # fmt: skip
+    if values.get("may_draft") and "drafted" not in values:
+        found["drafts_known"] = False
+    if not engine.drafted and (drafted := _count(values, "drafted", 0)):
+        engine = dataclasses.replace(
+            engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
+        )
+    if engine.drafted and "acceptance" not in values:
+        notes.append(f"acceptance of drafted tokens not given: {ACCEPTANCE:g} assumed")
+    elif not engine.drafted and _number(values, "acceptance", 0.0):
+        raise InputError(
+            "expected drafted, tokens that a draft proposes, with acceptance, got none of them"
+        )
+    if {"cached_share", "enforce_eager"} & {*values}:  # of the row, or of a benchmark's scripts
+        engine = dataclasses.replace(
+            engine, cached_share=_number(values, "cached_share", 0.0),
+            launches="eager" if _word(values, "enforce_eager") == YES else "graph",
+        )  # fmt: skip
+    found |= {
+        "requests": _number(values, "requests_per_client", 0.0),
+        "at_once": at_once,
+        "chunk": float(_count(values, "max_num_batched_tokens", int(CHUNK))),
+        "admission": _admission(values, engine),
+    }  # fmt: skip
+    if machine.note:
+        notes.append(machine.note)
+    return ServedRow(engine=engine, notes=tuple(notes), **found)
+
+
+def _at_once(values: Mapping[str, Any]) -> bool:
+    """Whether all clients begin together: as the row says, else where it is of a run."""
+    if said := _word(values, "opening_burst"):
+        return said == YES
+    return bool(values.get("requests_per_client") or values.get("measured"))
+
+
+def _apart(
+    values: Mapping[str, Any], common: Mapping[str, Any], found: Mapping[str, Any],
+    notes: list[str],
+) -> tuple[Deployment, dict[str, Any]]:  # fmt: skip
+    """(an engine that decodes, the other fields of a row whose prompts are computed apart)."""
+    sizes = {kind: [_count(values, f"{kind}_{one}_size") for one in
+                    ("tp", "attention_dp")] for kind in ("prefill", "decode")}  # fmt: skip
+    names = ("prefill_num_workers", "decode_num_workers")
+    told = {*names} <= {*values}
+    counts: tuple[float, float] = (_count(values, names[0]), _count(values, names[1]))
+    words = (found["framework"], found["model"], found["system"],
+             common["expert_quant"] or common["quant"],
+             f"{found['prompt']:g}", f"{found['output']:g}")  # fmt: skip
+    prefilling, decoding = ((tp * ranks, ranks) for tp, ranks in sizes.values())
+    points = points_of(words, found["clients"], prefilling, decoding, counts if told else None)
+    if not points:
+        engine = Deployment(**common, **_layout(values, "decode_", notes))
+        prefill = Deployment(**common, **_layout(values, "prefill_", notes))
+        if not told:
+            counts = UNTOLD_PREFILLERS, UNTOLD_DECODERS
+            notes.append(
+                f"numbers of workers are not told: {counts[1]:g} that decode and {counts[0]:g} that"
+                " prefill assumed, of 1 to 16"
+            )
+        more = {"prefill_workers": counts[0], "workers": counts[1], "workers_known": told}
+        return engine, {"prefill": prefill, "workers_told": told, **more}
+    point, own = points[0], dict(common)
+    if point.sequences and "max_num_seqs" not in values:
+        own["max_sequences"] = point.sequences
+    if point.drafted and "drafted" not in values:
+        own |= {"drafted": point.drafted, "acceptance": ACCEPTANCE}
+    if point.balanced:
+        own["distribution"] = BALANCED
+    notes.append("as InferenceX deploys: " + "; or ".join(map(str, points)))
+    prefill, engine = (
+        Deployment(
+            **fields, tp=one.gpus // one.ranks, attention_dp=one.ranks, expert_ep=one.expert_ep
+        )
+        for fields, one in ((common, point.prefill), (own, point.decode))
+    )
+    more = {"prefill_workers": point.prefill.workers, "workers": point.decode.workers,
+            "workers_known": len({(one.prefill, one.decode) for one in points}) == 1,
+            "drafts_known": len({one.drafted for one in points}) == 1}  # fmt: skip
+    return engine, {"prefill": prefill, "workers_told": told, **more}
+
+
+def _as_published(
+    found: Mapping[str, Any], engine: Deployment, values: Mapping[str, Any], notes: list[str]
+) -> dict[str, Any]:
+    """Settings that a row does not tell, as the benchmark of its lengths sets them where one engine
+    does all.
+    """
+    names = ("model", "system", "version", "clients", "prompt", "output")
+    told = {**{name: found[name] for name in names}, "measured": str(values["measured"])}
+    settings = settings_of(engine, **told)
+    assumed = {name: value for name, value in settings.items() if name not in values}
+    if assumed.pop("may_draft", 0) and "drafted" not in values:
+        notes.append("published with drafted tokens and without: none assumed")
+    if assumed:
+        said = ", ".join(f"{name} {value}" for name, value in assumed.items())
+        ours = published(found["prompt"], found["output"])
+        notes.append(f"as {'InferenceX' if ours else 'aiconfigurator'}'s scripts set: {said}")
+    return settings
+
+
+def _admission(values: Mapping[str, Any], engine: Deployment) -> Admission:
+    """By the frameworks' own settings."""
+    ranks = _number(values, "attention_dp_timeout_iters", 1.0)
+    if engine.attention_dp == 1:
+        ranks = 1.0
+    share = _number(values, "batch_wait_max_tokens_ratio", 0.0)
+    budget = _number(values, "max_num_batched_tokens", CHUNK)
+    return Admission(
+        max(_number(values, "scheduler_recv_interval", 1.0), ranks, 1.0),
+        _number(values, "batch_wait_timeout_iters", 0.0), share * budget if share else NO_LIMIT,
+    )  # fmt: skip
+
+
+def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str, Any]:
+    """Who shares what of an engine, by its five columns."""
+    names = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    if not {f"{kind}{one}" for one in names} & {*values}:
+        if kind:
+            raise InputError(_NO_WORKERS.format(f"{kind}tp_size"))
+        notes.append("layout not given: tp_size 1 assumed")
+    tp, pp, dp, moe_tp, moe_ep = (_count(values, f"{kind}{one}") for one in names)
+    if moe_tp == moe_ep > 1 and moe_tp * moe_ep in (tp, dp) and min(tp, dp) == 1:
+        notes.append(f"{moe_tp} x {moe_ep} experts on {tp * dp} are {moe_ep} GPUs")
+        tp, dp = (moe_ep, 1) if tp > 1 else (1, moe_ep)
+    elif dp > 1 and tp > 1 and moe_ep > dp:
+        notes.append(f"tp {tp} with {dp} attention ranks: taken as {dp} GPUs, a rank each")
+        tp, moe_ep = 1, dp
+    elif dp > 1 and tp * dp != moe_tp * moe_ep:  # tp that is meant of experts
+        tp = 1
+    if dp > MOST_TP and moe_ep == 1:  # a layer is cut into no more pieces than a head's products
+        notes.append(f"{moe_tp} pieces of each expert on {dp} attention ranks: taken as shared out")
+        moe_ep = dp
+    if tp > MOST_TP or tp & (tp - 1):
+        raise InputError(_TOO_WIDE.format(tp))
+    return {"tp": tp, "pp": pp, "attention_dp": dp, "expert_ep": math.gcd(moe_ep, tp * dp)}
+
+
+def _schemes(
+    values: Mapping[str, Any], model: str, habits: Mapping[str, Any], machine: Machine,
+    framework: str, experts_in: bool, notes: list[str],
+) -> dict[str, str]:  # fmt: skip
+    words = FIELDS["precision"]
+    precision = _word(values, "precision")
+    if not precision and not {"gemm_quant_mode", "moe_quant_mode"} & {*values}:
+        parts = plain(model).split("_")
+        precision = next((one for one in parts if words.spellings.get(one)), "bf16")
+        notes.append(f"precision not given: {precision} assumed")
+    gemm = str(values.get("gemm_quant_mode", precision or "bf16")).lower()
+    experts = str(values.get("moe_quant_mode", gemm)).lower()
+    gemm, experts = words.meant(gemm) or "bfloat16", words.meant(experts) or "bfloat16"
+    attention = ""
+    if habits.get("mxfp4"):
+        gemm, experts = (
+            "bfloat16",
+            "w4a8_mxfp4_mxfp8" if machine.spec.tensor_memory else "w4a16_mxfp4",
+        )
+    else:
+        own = habits.get("schemes", {})
+        gemm, experts = own.get(gemm, gemm), own.get(experts, experts)
+        if gemm in habits.get("experts_alone", ()):
+            attention = "bfloat16"
+            gemm = "bfloat16"
+    usual_kv = "bf16"
+    if gemm != "bfloat16" or experts != "bfloat16":
+        kept = serving_framework(framework)
+        usual_kv = kept.kv if experts_in else kept.kv_dense or kept.kv
+    given_kv = _word(values, "kv_dtype")
+    kv_dtype = canonical_dtype(given_kv or usual_kv)
+    if not given_kv:
+        notes.append(f"kv_dtype not given: {kv_dtype} assumed")
+    return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
+            "kv_dtype": kv_dtype,
+            "distribution": habits.get("distribution", DISTRIBUTION)}  # fmt: skip
+
+
+def schemes_of(
+    model: str, precisions: Sequence[str], machine: Machine, framework: str, experts_in: bool
+) -> tuple[dict[str, str], ...]:
+    """How a published model's weights and cache are kept in each precision, each way once."""
+    habits = named_model(model)[1]
+    each = (_schemes({"precision": one}, model, habits, machine, framework, experts_in, [])
+            for one in precisions)  # fmt: skip
+    return tuple({tuple(one.items()): one for one in each}.values())
+
+
+def named_model(name: str) -> tuple[str, Mapping[str, Any]]:
+    """(what we call a model of a published name, habits of its weights)."""
+    text = plain(name).replace("_", "-")
+    for entry in known_names()["model"]:
+        if found := re.search(entry["says"], text):
+            return entry["shape"].format(*found.groups()), entry
+    return (name if name.endswith((".json", ".toml")) else name.rsplit("/", 1)[-1]), {}
+
+
+def known_framework(name: str, notes: list[str]) -> str:
+    for ours, habits in serving_frameworks().items():
+        if re.search(habits.says, name.lower()):
+            return ours
+    notes.append(f"framework {name or 'not given'}: nothing of it is known, usual effects assumed")
+    return ""
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    if name in values:
+        return str(values[name])
+    raise InputError(f"expected a column {name} in a row of serving, got none")
+
+
+def _word(values: Mapping[str, Any], name: str) -> str:
+    """One of a field's words, "" for nothing."""
+    return FIELDS[name].word(str(values.get(name, "")).lower())
+
+
+def _count(values: Mapping[str, Any], name: str, default: int = 1) -> int:
+    """A whole number."""
+    return FIELDS[name].count(values[name]) if name in values else default
+
+
+def _number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    if name not in values:
+        if default is not None:
+            return default
+        raise InputError(
+            f"expected a number in the column {name}, got none; `hybridperf serve --help` lists"
+            " the columns"
+        )
+    return FIELDS[name].number(values[name])

@@ -1,0 +1,207 @@
+"""A PyTorch program, run on tensors without memory, as the calls it makes.
+
+The program runs as its author wrote it, on fake tensors (`torch._subclasses.FakeTensorMode`): they
+have a shape, a format and a place, but no numbers, so that a model of any size is captured on any
+machine in seconds. What is seen are the ops below autograd, in the order issued, those of the
+backward pass and of the optimizer too, each with the line of the program that asked for it; memory
+by which storages are alive (`StorageTally`).
+
+Fake tensors lie on the host whatever the program says of CUDA: PyTorch's CPU build has no other
+place. Ops that PyTorch chooses by device are told apart in `ops.toml` (its fused attention of CPUs
+stands for that of GPUs), and for a GPU optimizers update lists of parameters at a time, as there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+from hybridperf.io import InputError
+from hybridperf.workloads.own import check_call
+from hybridperf.workloads.programs.torch.fakes import Fakes, as_made, without_memory
+from hybridperf.workloads.programs.torch.messages import is_message
+from hybridperf.workloads.programs.torch.on_gpu import fused_drops, fused_norms
+from hybridperf.workloads.programs.torch.record import OPTIMIZER, CapturedOp, recorder
+from hybridperf.workloads.programs.torch.recurrent import fused_layers
+
+_UNSCALED = (
+    "a GradScaler is disabled, as PyTorch makes it where no GPU is: in `with hp.without_memory():`"
+    " it scales"
+)
+NOT_COMPILED = (
+    "what the program gives to torch.compile runs op by op: compiled=True (`--compiled`) is the"
+    " step as Inductor fuses it"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """What one step of a program calls, in order."""
+
+    name: str
+    ops: tuple[CapturedOp, ...]
+    peak_bytes: float  # the most that was alive at once
+    kept_bytes: float  # of that, what is there before a step and after it
+    notes: tuple[str, ...] = ()
+    updated: int = 0  # tensors that the optimizer updates
+
+
+def capture(
+    fn: Callable, args: Sequence[Any], *, kwargs: Mapping[str, Any] | None = None,
+    optimizer: Any = None, train: bool = True, name: str | None = None, backend: str = "gpu",
+) -> Captured:  # fmt: skip
+    """Run a step of a program on tensors without memory; arguments as `from_torch` has them.
+
+    What `fn` closes over is replaced as `args` are; real tensors are not touched, their numbers not
+    read. Gradients are those of the loss that `fn` returns, unless it has taken them itself.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(as_made(fn, args, kwargs))
+        stack.enter_context(without_memory())
+        import torch
+
+        takes = fn.forward if isinstance(fn, torch.nn.Module) else None
+        check_call(fn, args, kwargs or {}, takes)
+        fakes = Fakes()
+        fn, given = fakes.of(fn), (fakes.of(list(args)), fakes.of(dict(kwargs or {})))
+        updates = _optimizer(fakes, fn, optimizer)
+        seen = stack.enter_context(recorder(torch, backend))
+        notes: list[str] = [NOT_COMPILED] * _is_compiled(torch, fn)
+        seen.tally.hold(torch, (fn, given))
+        stack.enter_context(seen.tally.seeing_resizes(torch))
+        stack.enter_context(_scaled(torch, notes))
+        if backend == "gpu":
+            stack.enter_context(fused_norms())
+            stack.enter_context(fused_drops())
+            stack.enter_context(fused_layers())
+        with torch.no_grad() if not train else contextlib.nullcontext():
+            run_step(fn, given[0], updates, train, notes, given[1])
+            # an optimizer's state, shards' buffers and a pipeline's stages are made only once
+            if any(op.phase == OPTIMIZER or is_message(op) for op in seen.ops):
+                seen.restart()
+                run_step(fn, given[0], updates, train, kwargs=given[1])
+        kept_bytes = seen.tally.alive_bytes
+        return Captured(
+            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, kept_bytes,
+            (*notes, *seen.notes), seen.updated,
+        )  # fmt: skip
+
+
+def _is_compiled(torch: Any, fn: Any) -> bool:
+    """Whether a program, or a module that it closes over, was given to `torch.compile`."""
+    held = [fn, *(one.cell_contents for one in getattr(fn, "__closure__", None) or ())]
+    modules = [one for of in held if isinstance(of, torch.nn.Module) for one in of.modules()]
+    marks = ("_torchdynamo_orig_callable", "_orig_mod")
+    return any(hasattr(one, mark) for one in (*held, *modules) for mark in marks) or any(
+        one._compiled_call_impl is not None for one in modules
+    )
+
+
+def _name(fn: Any) -> str:
+    named = fn if isinstance(fn, types.FunctionType | types.MethodType | type) else type(fn)
+    return str(getattr(named, "__name__", "step"))
+
+
+def run_step(
+    fn: Callable, args: Sequence[Any], updates: Any = None, train: bool = True,
+    notes: list[str] | None = None, kwargs: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """One step, on tensors of either kind: forward, and where there is a loss backward and update
+    by `updates`; `notes` takes what was assumed.
+    """
+    import torch
+
+    with _roots(torch) as roots:
+        result = fn(*args, **(kwargs or {}))
+    loss = _loss(torch, result, notes if notes is not None else [], roots) if train else None
+    if loss is None:
+        return
+    loss.backward()
+    if updates is not None:
+        updates.step()
+        updates.zero_grad()
+
+
+@contextlib.contextmanager
+def _scaled(torch: Any, notes: list[str]) -> Iterator[None]:
+    """Says where a scaler of losses does nothing: made without a GPU, PyTorch disables it."""
+    scale = torch.amp.GradScaler.scale
+
+    def told(self: Any, outputs: Any) -> Any:
+        if not self.is_enabled() and _UNSCALED not in notes:
+            notes.append(_UNSCALED)
+        return scale(self, outputs)
+
+    with mock.patch.object(torch.amp.GradScaler, "scale", told):
+        yield
+
+
+@contextlib.contextmanager
+def _roots(torch: Any) -> Iterator[list[Any]]:
+    """What a program itself calls `backward` on, as nodes of autograd."""
+    backward, found = torch.autograd.backward, list[Any]()
+
+    def seen(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        given = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
+        found.extend(one.grad_fn for one in given if one.grad_fn is not None)
+        backward(tensors, *args, **kwargs)
+
+    with mock.patch.object(torch.autograd, "backward", seen):
+        yield found
+
+
+def _behind(nodes: Iterable[Any]) -> set[Any]:
+    """These nodes of autograd and all that they lead to, without those of parameters."""
+    found, open_ = set(), [*nodes]
+    while open_:
+        node = open_.pop()
+        if node is not None and node not in found and not hasattr(node, "variable"):
+            found.add(node)
+            open_ += [one for one, _ in node.next_functions]
+    return found
+
+
+def _loss(torch: Any, result: Any, notes: list[str], roots: Sequence[Any]) -> Any:
+    """What gradients are taken of; None where the program has taken them: a loss that it returns to
+    be logged leads to what it called `backward` on.
+    """
+    given = getattr(result, "loss", None)
+    if given is None and isinstance(result, Mapping):
+        given = result.get("loss")
+    tensors = [given] if given is not None else torch.utils._pytree.tree_leaves(result)
+    open_ = [one for one in tensors if isinstance(one, torch.Tensor) and one.requires_grad]
+    if not open_ or (roots and _behind(roots) & _behind(one.grad_fn for one in open_)):
+        return None
+    if len(open_) == 1 and open_[0].numel() == 1:
+        return open_[0]
+    notes.append("gradients of the sum of all that the program returns, which is no loss")
+    return sum(one.float().sum() for one in open_)
+
+
+def _optimizer(fakes: Fakes, fn: Any, optimizer: Any) -> Any:
+    """The optimizer of a module's parameters."""
+    import torch
+
+    if optimizer is None:
+        return None
+    wrong = InputError(f"expected a torch.optim.Optimizer or its class, got {optimizer!r}")
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return fakes.of(optimizer)
+    another = isinstance(optimizer, type) and not issubclass(optimizer, torch.optim.Optimizer)
+    if another or not callable(optimizer):
+        raise wrong
+    if isinstance(fn, torch.nn.Module):
+        made = optimizer([one for one in fn.parameters() if one.requires_grad])
+    else:
+        raise InputError(
+            f"expected an optimizer of the parameters that {_name(fn)} uses, got {optimizer!r}: a"
+            " function has no parameters; make it, torch.optim.AdamW(model.parameters()), or give"
+            " the module"
+        )
+    if not isinstance(made, torch.optim.Optimizer):
+        raise wrong
+    return made

@@ -1,0 +1,324 @@
+"""What is seen while a program runs: every op below autograd, as a call with shapes, and the line
+that asked for it; and memory by which storages are alive.
+
+A storage counts from the op that makes it until Python frees it, as in a real run; views share
+theirs. PyTorch's caching allocator hands out blocks of whole 512 bytes
+(c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize), which is what `max_memory_allocated` counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+from unittest import mock
+
+from hybridperf.io import InputError
+from hybridperf.workloads.own import user_line
+from hybridperf.workloads.programs.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
+
+_BLOCK_BYTES = 512
+
+
+def block_bytes(size: float) -> float:
+    """Bytes of the block that holds so many."""
+    return math.ceil(size / _BLOCK_BYTES) * float(_BLOCK_BYTES)
+
+
+class StorageTally:
+    """Bytes alive now, and the most so far."""
+
+    def __init__(self) -> None:
+        self.alive_bytes = 0.0
+        self.peak_bytes = 0.0
+        self._sizes: dict[Any, float] = {}  # by weak reference
+        self._numbers: dict[Any, int] = {}
+        self._count = 0
+
+    def hold(self, torch: Any, tree: Any) -> None:
+        """Count the storages of all tensors in a tree, or of a module's parameters and buffers."""
+        for value in torch.utils._pytree.tree_leaves(tree):
+            if isinstance(value, torch.nn.Module):
+                self.hold(torch, [*value.parameters(), *value.buffers()])
+            elif hasattr(value, "to_local"):  # a DTensor claims the bytes of all ranks together
+                self.hold(torch, value._local_tensor)
+            elif isinstance(value, torch.Tensor):
+                self.number(value)
+
+    def restart(self) -> None:
+        """The most from now on."""
+        self.peak_bytes = self.alive_bytes
+
+    def number(self, tensor: Any) -> int:
+        """That of a tensor's storage, from 1, now counted; 0 of what has none of its own."""
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # made of other tensors, which are seen
+            return 0
+        reference = weakref.ref(storage, self._gone)
+        if reference in self._sizes:
+            return self._numbers[reference]
+        self._count += 1
+        self._numbers[reference] = self._count
+        size = block_bytes(storage.nbytes())
+        self._sizes[reference] = size
+        self.alive_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+        return self._count
+
+    @contextlib.contextmanager
+    def seeing_resizes(self, torch: Any) -> Iterator[None]:
+        """Storages that grow and shrink count as they do: FSDP2 frees the weights of a layer by
+        giving their storage no bytes, and fills it again for the backward pass.
+        """
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: Any, size: int) -> Any:
+            found = resize(storage, size)
+            reference = weakref.ref(storage)
+            if reference in self._sizes:
+                self.alive_bytes += block_bytes(size) - self._sizes[reference]
+                self._sizes[reference] = block_bytes(size)
+                self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+            return found
+
+        with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+            yield
+
+    def _gone(self, reference: Any) -> None:
+        self.alive_bytes -= self._sizes.pop(reference, 0.0)
+        self._numbers.pop(reference, None)
+
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+# an op on a tensor that says how it is sharded, as a CPU's host meets it, in place or not: its
+# local ops follow
+DISPATCHED, WRAPPED = "dtensor::dispatched", "dtensor::wrapped"
+_READ = "aten::_local_scalar_dense"  # of a number that is known, by the host
+# files of PyTorch that read numbers for themselves, and what they are told: no gradient
+# overflowed, no argument is out of range (`gaussian_nll_loss`), a mask is causal
+_TOLD = {
+    "torch/amp/grad_scaler.py": 0.0, "torch/nn/functional.py": 0.0,
+    "torch/nn/modules/transformer.py": 1.0,
+}  # fmt: skip
+_CAUSAL = "masks that nn.Transformer asks whether they are causal count as causal; say is_causal"
+_DISPATCHING = 12  # frames at most between a line and its op
+_NO_OPS = ("prim", "profiler", "debugprims")  # questions and marks
+
+
+class CapturedOp(NamedTuple):
+    """One op as it was called."""
+
+    call: TorchCall  # by its whole name, "aten::mm"
+    phase: str  # FORWARD, BACKWARD or OPTIMIZER
+    where: str  # "FILE line N" of the program; empty where the engine of gradients called it
+    ranks: tuple[int, ...] = ()  # of a message's group
+
+
+def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
+    """A mode that keeps every op below autograd; its `ops` and `tally`.
+
+    `backend`: what it runs on: optimizers choose their ops by it. `again`: also what calls each op
+    again, on real tensors.
+    """
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+    from torch.optim import optimizer as optimizers
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    plain = (FakeTensor, torch.Tensor, torch.nn.Parameter)
+
+    class Recorder(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ops: list[CapturedOp] = []
+            self.tally = StorageTally()
+            self.again: list[Callable[[], Any]] = []
+            self.updating = self.updated = self.depth = 0
+            self.hooks: list[Any] = []
+            self.notes: list[str] = []
+
+        def __enter__(self) -> Any:
+            if not self.depth:
+                self.hooks = [
+                    optimizers.register_optimizer_step_pre_hook(self._begin_update),
+                    optimizers.register_optimizer_step_post_hook(self._end_update),
+                ]
+            self.depth += 1
+            return super().__enter__()
+
+        def __exit__(self, *raised: Any) -> Any:
+            self.depth -= 1
+            for hook in () if self.depth else self.hooks:
+                hook.remove()
+            return super().__exit__(*raised)
+
+        def restart(self) -> None:
+            self.ops.clear()
+            self.updated = 0
+            self.tally.restart()
+
+        def _begin_update(self, optimizer: Any, *_: Any) -> None:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise InputError(
+                    f"{user_line()}: LBFGS evaluates the loss as often as its numbers ask for;"
+                    " expected an optimizer of one update a step"
+                )
+            if backend == "gpu":
+                _as_on_gpus(optimizer)
+            self.updating += 1
+            for group in optimizer.param_groups:
+                self.updated += sum(one.grad is not None for one in group["params"])
+
+        def _end_update(self, *_: Any) -> None:
+            self.updating -= 1
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if any(one not in plain for one in types):
+                if backend == "cpu" and any(one.__name__ == "DTensor" for one in types):
+                    kind = DISPATCHED if func._schema.is_mutable else WRAPPED
+                    self.ops.append(CapturedOp(TorchCall(kind, ()), FORWARD, user_line()))
+                return NotImplemented  # a tensor that is made of others: theirs are seen
+            if _is_composite(torch, func):
+                # by the parts that run in an eager step, not by Python's rule for compilers
+                with self:
+                    return func._op_dk(_by_parts(torch), *args, **(kwargs or {}))
+            try:
+                result = func(*args, **(kwargs or {}))
+            except DataDependentOutputException:
+                if func is not torch.ops.aten._local_scalar_dense.default:
+                    raise
+                told = next((one for one in _TOLD if _asked_by(one)), "")
+                if told:
+                    result = _TOLD[told]
+                    if result and _CAUSAL not in self.notes:
+                        self.notes.append(_CAUSAL)
+                elif self.updating:
+                    result = 1.0  # by which an optimizer scales: Adafactor the size of a step
+                else:
+                    raise
+            name = func._schema.name
+            if name.partition("::")[0] in _NO_OPS or name == _READ:
+                return result
+            if again:
+                self.again.append(lambda: func(*args, **(kwargs or {})))
+            self.tally.hold(torch, result)
+            call = torch_call(torch, self.tally, func, args, kwargs or {}, result)
+            backward = torch._C._current_autograd_node() is not None
+            phase = OPTIMIZER if self.updating else BACKWARD if backward else FORWARD
+            where, ranks = "" if backward else user_line(), _ranks(call.kind, args, kwargs or {})
+            self.ops.append(CapturedOp(call, phase, where, ranks))
+            return result
+
+    return Recorder()
+
+
+@functools.cache
+def _is_composite(torch: Any, func: Any) -> bool:
+    """Whether PyTorch knows an op by its parts alone: autograd takes it apart before it is seen,
+    but for `inference_mode`, which skips autograd and hands it over whole.
+    """
+    if func.namespace in _NO_OPS:
+        return False
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _by_parts(torch)))
+
+
+def _by_parts(torch: Any) -> Any:
+    return torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def _as_on_gpus(optimizer: Any) -> None:
+    """Updates lists of parameters at a time where PyTorch does so by default; counts of steps stay
+    on the host, where a captured CUDA graph needs them on the device.
+    """
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+        if "capturable" in group:
+            group["capturable"] = False
+
+
+def _ranks(kind: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of a message's group: one of the op's arguments, the group or its name."""
+    if "c10d" not in kind:
+        return ()
+    import torch.distributed as dist
+
+    for value in (*args, *kwargs.values()):
+        with contextlib.suppress(RuntimeError, TypeError, LookupError):
+            if type(value).__name__ == "ScriptObject":
+                value = dist.ProcessGroup.unbox(value)
+            elif isinstance(value, str):
+                value = dist.distributed_c10d._resolve_process_group(value)  # type: ignore[arg-type]
+        if isinstance(value, dist.ProcessGroup):
+            return tuple(dist.get_process_group_ranks(value))
+    return ()
+
+
+def torch_call(
+    torch: Any, tally: StorageTally, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any
+) -> TorchCall:
+    """A call with its arguments in the order of the op's schema, defaults for what is left out."""
+    given = [
+        args[at] if at < len(args) else kwargs.get(one.name, one.default_value)
+        for at, one in enumerate(func._schema.arguments)
+    ]
+    results = result if isinstance(result, tuple) else (result,)
+    if isinstance(result, list):
+        results = (tuple(result),)
+    return TorchCall(
+        func._schema.name, tuple(_argument(torch, tally, one) for one in given),
+        tuple(_argument(torch, tally, one) for one in results), tuple(map(_plain, given)),
+    )  # fmt: skip
+
+
+def _argument(torch: Any, tally: StorageTally, value: Any) -> Argument:
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise InputError(
+                f"{user_line() or 'the backward pass'}: a tensor is sparse ({value.layout}), and"
+                " how many of its numbers are kept is not known; expected dense ones (of an"
+                " embedding: sparse=False)"
+            )
+        shape, number = tuple(value.shape), value.dtype
+        if value.is_complex():  # two real numbers, side by side
+            shape, number = (*shape[:-1], 2 * (shape or (1,))[-1]), number.to_real()
+        dtype = NAMES["dtypes"].get(str(number).removeprefix("torch."))
+        if dtype is None:
+            return None
+        turned = value.dim() > 1 and value.stride(-1) > 1 and value.stride(-2) == 1
+        number_of = tally.number(value)
+        return Tensor(
+            shape, dtype, storage=number_of, transposed=turned, strides=value.stride(),
+            in_pairs=value.is_complex(),
+        )  # fmt: skip
+    if isinstance(value, list | tuple):
+        return tuple(flat([_argument(torch, tally, one) for one in value])) or None
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """A number, flag, word or list of numbers; None for all else."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple) and all(
+        isinstance(one, bool | int | float) for one in value
+    ):
+        return list(value)
+    return None
+
+
+def _asked_by(file: str) -> bool:
+    """Whether a file of PyTorch's is the innermost that asks, leaving out how it dispatches."""
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(_DISPATCHING):
+        if frame is None or frame.f_code.co_filename.endswith(file):
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.endswith(file)
