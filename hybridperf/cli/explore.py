@@ -102,7 +102,7 @@ def _formulas(given: list[str]) -> dict[str, str]:
 
 def _fields(question: str, words: list[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """(values by field, what else the question is asked by) of options that name fields."""
-    from hybridperf.explore.frames import QUESTIONS
+    from hybridperf.fields.frames import ANSWERED_BY, question_of
 
     fields: dict[str, str] = {}
     left = list(words)
@@ -115,7 +115,7 @@ def _fields(question: str, words: list[str]) -> tuple[dict[str, str], dict[str, 
         if name in fields:
             raise wrong(f"expected --{name} once, got it twice; separate values by commas")
         fields[name] = value if equals else left.pop(0)
-    known = QUESTIONS[question].settings if question in QUESTIONS else ()
+    known = question_of(question).settings if question in ANSWERED_BY else ()
     settings: dict[str, Any] = {name: fields.pop(name) for name in known if name in fields}
     return fields, settings
 

@@ -1,6 +1,7 @@
 """`hybridperf devices`, `systems`, `models`, `show`: what is known."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -69,7 +70,7 @@ def _calibrated(facts: Mapping[str, Any] | None) -> str:
 
 def models() -> None:
     """Transformers whose sizes are known, for `plan`, `choose` and `steps`; see `show NAME`."""
-    from hybridperf.report.known import shapes_table
+    from hybridperf.cli.known import shapes_table
     from hybridperf.workloads.transformer.zoo import load_shape, shape_names
 
     result(models={name: dataclasses.asdict(load_shape(name)) for name in shape_names()})
@@ -81,11 +82,16 @@ def show(
     other: Annotated[str, Argument()] = "",
 ) -> None:
     """What is known of a device, system, Transformer, model or `ops`; how two models differ."""
+    from hybridperf.cli.known import difference, group_facts, known
     from hybridperf.model.files import check_folder
-    from hybridperf.report.known import difference, group_facts, known
 
     for one in filter(None, (name, other)):
         check_folder(one)
-    said = difference(name, other) if other else known(name)
+    if name == "spec" and not other:
+        from hybridperf.explore.sweeps.written import json_schema
+
+        said = json.dumps(json_schema(), indent=1)
+    else:
+        said = difference(name, other) if other else known(name)
     result(text=said, groups=[] if other else group_facts(name))
     print(said)

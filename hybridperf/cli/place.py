@@ -134,9 +134,9 @@ def jobs(
     import math
 
     from hybridperf.io import read_table
-    from hybridperf.runs.placement_report import jobs_report
     from hybridperf.runs.job_policies import study
     from hybridperf.runs.job_times import job_times, read_training_jobs
+    from hybridperf.runs.placement_report import jobs_report
 
     if not (0 <= restart_s < 1e7 and math.isfinite(restart_s)):
         raise wrong(f"expected --restart-s from 0 to 1e7, got {restart_s:g}")

@@ -44,9 +44,9 @@ def plan(
 ) -> None:
     """Find the best layout for training a model: all legal ones that fit, ranked and explained."""
     from hybridperf.io import InputError, check_folder_writable
+    from hybridperf.io.numbers import number_of_tokens
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.report import plan as reports
-    from hybridperf.training.plans.arguments import number_of_tokens
     from hybridperf.training.plans.explain import confirm as confirmed
     from hybridperf.training.plans.explain import neighbours
     from hybridperf.training.plans.layout_text import counted
@@ -132,9 +132,9 @@ def _offloaded(
 
 def _found(plan: Any, top: int) -> dict[str, Any]:
     """What `--json` prints; `row`: as --row takes it."""
-    from hybridperf.training.plans.report import memory_lines
     from hybridperf.training.plans.explain import NAIVE
     from hybridperf.training.plans.layout_text import layout_words
+    from hybridperf.training.plans.report import memory_lines
 
     layouts, compared = plan.top(top), plan.compared()
     words = [layout_words(plan.layout(plan.choice(rank))) for rank in layouts.index]

@@ -57,13 +57,17 @@ def predict(
     from hybridperf.collectives.fit import collectives_by_name
     from hybridperf.engine.prediction import predict as predict_step
     from hybridperf.model import model_or_datasheet
-    from hybridperf.traces import perfetto
     from hybridperf.report.prediction import prediction_report, roofline
     from hybridperf.report.text import seconds
+    from hybridperf.traces import perfetto
     from hybridperf.traces.readers.graphs import recorded_step
     from hybridperf.training.steps.as_graph import step_graph
     from hybridperf.workloads.programs.jax.lowered import lower_program
-    from hybridperf.workloads.programs.jax.program import compile_program, from_program, load_program
+    from hybridperf.workloads.programs.jax.program import (
+        compile_program,
+        from_program,
+        load_program,
+    )
 
     files_read = {"--export": export, "--hf": hf, "--program": program, "--trace": trace}
     given = next((option for option, file in files_read.items() if file), "")

@@ -149,8 +149,8 @@ def run(
 
 def _rows(rows: Path, out: Path | None) -> int:
     """A table of runs, predicted; the exit status."""
-    from hybridperf.explore.frames import predict_runs
     from hybridperf.io import read_table
+    from hybridperf.runs.frames import predict_runs
 
     common.table_ready(out, [rows])
     common.compilation_cache()
@@ -167,8 +167,8 @@ def _elastic_names() -> tuple[str, ...]:
 
 def _elastic(gpus: int, given: dict[str, float], out: Path | None) -> None:
     """Workers that come and go, up to so many."""
-    from hybridperf.runs.report import elastic_report
     from hybridperf.runs.elastic import Workers, elastic
+    from hybridperf.runs.report import elastic_report
 
     if "lifetime_s" not in given:
         raise common.wrong("expected --set lifetime_s=SECONDS of a worker with --elastic, got none")

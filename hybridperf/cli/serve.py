@@ -106,8 +106,8 @@ def of_rows(
     """A table, predicted; the exit status."""
     import pandas as pd
 
-    from hybridperf.explore.frames import predict_serving
     from hybridperf.io import read_table
+    from hybridperf.serving.frames import predict_serving
     from hybridperf.serving.table import saved
 
     if save and not fit_on:
@@ -155,15 +155,15 @@ def of_shape(
     effects: Path | None = None,
 ) -> None:  # fmt: skip
     """Print all deployments, ranked; `hybridperf serve` has the arguments."""
+    from hybridperf.engine.economy import economy
     from hybridperf.io import read_table
-    from hybridperf.serving.report import open_loop_report, serving_report
-    from hybridperf.serving import open_loop
     from hybridperf.runs import serving_rows as names
+    from hybridperf.serving import open_loop
     from hybridperf.serving.deployment_latency import Question
     from hybridperf.serving.deployments import deployments, precisions
     from hybridperf.serving.machines import machine_of
+    from hybridperf.serving.report import open_loop_report, serving_report
     from hybridperf.serving.table import unmeasured_note
-    from hybridperf.engine.economy import economy
     from hybridperf.workloads.serving import Deployment
     from hybridperf.workloads.transformer.zoo import load_shape
 

@@ -47,10 +47,10 @@ def steps(
     """
     import pandas as pd
 
-    from hybridperf.explore.frames import predict_steps, step_effects
     from hybridperf.fields.columns import row_of, said_by
     from hybridperf.hardware import load_host
     from hybridperf.io import read_table
+    from hybridperf.training.steps.frames import predict_steps, step_effects
     from hybridperf.training.steps.predict import as_given, kept_as
     from hybridperf.training.steps.saved import saved_model
 

@@ -27,8 +27,8 @@ def ops(
     \b
     COLUMNS ops
     """
-    from hybridperf.explore.frames import predict_ops
     from hybridperf.io import read_table
+    from hybridperf.model.frames import predict_ops
 
     common.table_ready(out, [rows])
     common.compilation_cache()
@@ -53,7 +53,7 @@ def collectives(
     COLUMNS collectives
     """
     from hybridperf.collectives.fit import collectives_by_name
-    from hybridperf.explore.frames import predict_collectives
+    from hybridperf.collectives.frames import predict_collectives
     from hybridperf.io import write_table
     from hybridperf.traces.collective_logs.files import read_collectives
 

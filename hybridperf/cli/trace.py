@@ -153,10 +153,9 @@ def replay(
     out: Path | None = None,
 ) -> None:
     """A recorded step replayed: does its time match, what limits it, what if something changed."""
-    from hybridperf.traces import perfetto
     from hybridperf.report import trace_tables as tables
+    from hybridperf.traces import perfetto, what_if
     from hybridperf.traces import replay as replays
-    from hybridperf.traces import what_if
     from hybridperf.traces.steps import common_steps
 
     _checked_options(device, model, from_model, links, from_links, ranks, scaling)

@@ -38,8 +38,8 @@ from hybridperf.collectives.versions import Versions, taken_for_known, taken_for
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.io.process import check_not_forked
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.prior import Adapted
 from hybridperf.learning.prior.implementation import CollectiveImplementation, unversioned
 

@@ -32,7 +32,7 @@ import numpy as np
 from hybridperf.collectives import form
 from hybridperf.collectives.traffic import Links
 from hybridperf.io.namespace import Array, fresh_views
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 
 _PER_OCTAVE = 4
 LOG2_BYTES = np.arange(0.0, 41.0, 1 / _PER_OCTAVE)  # one byte to a tebibyte

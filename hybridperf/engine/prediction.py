@@ -31,8 +31,8 @@ from hybridperf.engine.lower import Lowered, lower
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.io.later import pd
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.io.process import check_not_forked
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.calls import call_columns, kind_of, row_kinds
 from hybridperf.model.group_report import WIDE, GroupReport, below_roofline, narrowed_by

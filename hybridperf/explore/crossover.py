@@ -12,7 +12,7 @@ from hybridperf.engine.prediction import Prediction, predict
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.stages.borrowed import GATHERS_WIDTH, PRODUCTS_WIDTH
 from hybridperf.ops import SDDMM, Gemm, Op, OpCall, SpMM

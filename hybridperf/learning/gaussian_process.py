@@ -28,7 +28,6 @@ from threadpoolctl import threadpool_limits
 
 from hybridperf.io.namespace import array_module, floats, put, root
 
-NINE_OF_TEN = 1.645  # standard deviations to either side that nine in ten normal errors lie within
 VARIANCES = ("constant", "smooth", "rough", "linear", "trunk", "noise")
 _START_VARIANCE = (0.01, 0.02, 0.005, 0.003, 0.05, 0.001)
 _START_BELIEF = 0.7

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 
 from hybridperf.io.later import pd
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.model.batch import Batch
 from hybridperf.model.sources import said_by
 from hybridperf.model.stages import Machine, Priced, Who, who

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, LEVELS, DeviceSpec
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.learning.inputs import Box, Inputs
 from hybridperf.learning.prior import Adapted
 from hybridperf.learning.prior.alone import log_correction

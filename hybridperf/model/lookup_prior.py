@@ -43,7 +43,7 @@ import scipy
 from hybridperf.hardware import LEVELS, MEMORY, Device, DeviceSpec, load_device
 from hybridperf.io import shipped_toml
 from hybridperf.io.namespace import Array
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.model.platform import Platform
 from hybridperf.ops import Op
 from hybridperf.ops.roofline import RooflineKnobs, Work, op_seconds

@@ -40,7 +40,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 
 # how much longer, in logs, a step takes in nine of ten cases with another framework than the one
 # priced, where a row names one that is not known: predictions for the six others, over 48 layouts

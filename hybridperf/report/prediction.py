@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.engine.prediction import Prediction
+from hybridperf.model import PerfModel
 from hybridperf.model.calls import CHAIN, CallChain, call_columns, row_kinds
 from hybridperf.model.step_table import split, step_table
-from hybridperf.report.known import machine_words
 from hybridperf.report.slices import Track, slices_frame
 from hybridperf.report.text import frame_table, quantity, seconds, within
 
@@ -20,6 +20,19 @@ _LAUNCHES = "host: launches"
 _PASSES = {"F": "forward pass", "B": "backward pass", "W": "gradients of weights"}
 _PASS = re.compile(r"([FBW])\d")
 _MOST_POINTS = 600  # on the roofline
+
+
+def machine_words(loaded: PerfModel) -> str:
+    """Which machine a model is of: "one pinned core of NAME", with what was measured and when."""
+    spec, facts = loaded.device, loaded.provenance
+    cores = spec.multiprocessors if spec.kind == "cpu" else None
+    pinned = " pinned" if (facts.get("machine") or {}).get("cores") else ""
+    count = (
+        "" if not cores else f"one{pinned} core of " if cores == 1 else f"{cores}{pinned} cores of "
+    )
+    rows = sum(report.rows for report in loaded.groups.values())
+    measured = f"{rows:,} measured rows" if rows else "its datasheet alone"
+    return ", ".join(filter(None, [f"{count}{spec.name}", measured, str(facts.get("date") or "")]))
 
 
 def prediction_report(result: Prediction) -> str:

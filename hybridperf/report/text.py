@@ -61,6 +61,24 @@ def within(low_s: float | None, high_s: float | None) -> str:
     return "" if low_s is None else f" (90 %: {seconds(low_s)} to {seconds(high_s)})"
 
 
+def span_words(words: Callable[[float], str], low: float, high: float) -> str:
+    """Both ends of an interval."""
+    return f"{words(low)} to {words(high)}"
+
+
+def step_words(seconds: float) -> str:
+    """Four digits: the best layouts lie near each other."""
+    scale, unit = (1.0, "s") if seconds >= 1 else (1e-3, "ms") if seconds >= 1e-3 else (1e-6, "µs")
+    return f"{seconds / scale:.4g} {unit}" if seconds else "0 s"
+
+
+def dollars(value: float) -> str:
+    """Money in four digits, since ten ranks must differ; - where it is not known."""
+    if pd.isna(value):
+        return "-"
+    return f"{value:,.0f} USD" if value >= 1000 else f"{value:.4g} USD"
+
+
 def whole_percent(share: float) -> str:
     """`12 %` from a share."""
     return f"{100 * share:.0f} %"

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
+from hybridperf.engine.queues import latency_percentile_s, mean_wait_s
 from hybridperf.io import InputError
-from hybridperf.serving.queues import latency_percentile_s, mean_wait_s
 
 _LEAST_RATE = 1e-12
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.engine.economy import DAY_S
 from hybridperf.io import InputError, shipped_toml, unknown
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.engine.economy import DAY_S
 
 JOB = "job"  # in place of all components
 

@@ -42,8 +42,8 @@ import jax
 import numpy as np
 from scipy.optimize import minimize
 
+from hybridperf.engine.queues import erlang_b_between
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.serving.queues import erlang_b_between
 
 _NEVER_PER_S = 1e-18  # a rate of zero: one failure in thirty thousand million years
 # failures expected in what none may interrupt: never done, whatever the number; in float64, and in

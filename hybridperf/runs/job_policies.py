@@ -26,10 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.queues import erlang_b
 from hybridperf.io import InputError, unknown
 from hybridperf.runs.job_stream import Given, Schedule, StreamResult, run_stream
 from hybridperf.runs.job_times import JobTimes, TrainingJob
-from hybridperf.serving.queues import erlang_b
 
 POLICIES = ("fifo", "srtf", "gittins", "elastic")
 _Left = Callable[[int], float]

@@ -23,8 +23,8 @@ import pandas as pd
 
 from hybridperf.fields import fields_of
 from hybridperf.fields.columns import read_small_table
+from hybridperf.fields.frames import answering
 from hybridperf.io import InputError
-from hybridperf.training.steps.predict import predict_steps
 from hybridperf.workloads.transformer import load_shape
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -148,7 +148,7 @@ def job_times(
                         })  # fmt: skip
     frame = pd.DataFrame(rows)
     asked = frame.drop(columns="_batch").assign(gpu=device or device_of(spec, device))
-    found = predict_steps(asked, system=system).frame
+    found = answering("steps").predict_steps(asked, system=system)
     good = found["predicted_s"].notna() & (found["fits"] != False)  # noqa: E712 a missing one fits
     frame = frame.assign(**{name: found[name] for name in ("predicted_s", "low_s", "high_s")})
     frame = frame[good.fillna(False).to_numpy(bool)].sort_values("predicted_s")

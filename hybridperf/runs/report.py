@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hybridperf.engine.economy import DAY_S, HOUR_S
 from hybridperf.report import text
 from hybridperf.runs.elastic import MOST_WORKERS, Elastic
 from hybridperf.runs.training_run import TrainingRun
-from hybridperf.engine.economy import DAY_S, HOUR_S
 
 _WRITTEN = {
     "days": lambda value: f"{value:,.3g} days", "goodput": text.percent, "uptime": text.percent,

@@ -18,21 +18,20 @@ import dataclasses
 from typing import Any
 
 from hybridperf.engine.knobs import KnobFunction, Knobs
+from hybridperf.engine.repeated_step import Step
 from hybridperf.engine.step_features import StepParts
+from hybridperf.fields.frames import answering
 from hybridperf.io.namespace import Array
 from hybridperf.runs.failures import JOB, facts, job_rate
 from hybridperf.runs.goodput import Spares
-from hybridperf.runs.run_of_plan import step_of_plan
 from hybridperf.runs.training_run import (
     Known,
     RunSettings,
-    Step,
     cycle_of,
     expected_of,
     known_of,
     training_run,
 )
-from hybridperf.training.plans.run import Plan
 
 _OF_STEP = ("step_s", "state_bytes")
 _OF_SETTINGS = ("evaluation_share", "stalls_per_day", "stall_s", "warmup_s")
@@ -40,7 +39,7 @@ _OF_ECONOMY = ("full_w", "idle_w", "host_w", "pue", "usd_per_kwh", "message_shar
 
 
 def run_function(
-    step: Step | Plan, steps: float, settings: RunSettings | None = None
+    step: Step | Any, steps: float, settings: RunSettings | None = None
 ) -> KnobFunction:
     """What a training run takes in the mean, as a pure JAX function of its numbers.
 
@@ -61,7 +60,7 @@ def run_function(
     Raises:
         InputError: as `hp.training_run`.
     """
-    step = step_of_plan(step) if isinstance(step, Plan) else step
+    step = step if isinstance(step, Step) else answering("plans").step_of_plan(step)
     settings = settings or RunSettings()
     training_run(step, steps, settings)  # refuses what cannot be
     known = known_of(step, steps, settings)

@@ -17,10 +17,10 @@ import pandas as pd
 
 from hybridperf.fields import fields_of
 from hybridperf.fields.columns import answered
+from hybridperf.fields.frames import answering
 from hybridperf.io import InputError
 from hybridperf.runs.run_of_plan import given_step, run_cost
 from hybridperf.runs.training_run import RunSettings, TrainingRun, training_run
-from hybridperf.training.plans.rows import arguments_of
 
 _TOTALS = ("goodput", "uptime", "failures", "gpu_hours", "usd", "energy_j", "co2_kg")
 WORDS = ("layout", "note")
@@ -52,7 +52,8 @@ def _run(said: Mapping[str, Any]) -> TrainingRun:
             raise InputError(f"expected step_time_s with {of_step[0]} in a row of a run, got none")
         if "tokens" not in said:
             raise InputError("expected tokens, or step_time_s and steps, in a run, got neither")
-        return run_cost(**arguments_of(said), tokens=said["tokens"], settings=settings)
+        asked = answering("plans").arguments_of(said)
+        return run_cost(**asked, tokens=said["tokens"], settings=settings)
     if "model" in said or "tokens" in said:
         raise InputError(
             "expected model, system and tokens, or step_time_s and steps, in a run, got both"

@@ -24,9 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.economy import DAY_S, HOUR_S, J_PER_KWH
+from hybridperf.engine.repeated_step import Step
 from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError, unknown
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.runs.failures import JOB, Component, JobRate, components, facts, job_rate
 from hybridperf.runs.goodput import (
     FailureCycle,
@@ -36,7 +38,6 @@ from hybridperf.runs.goodput import (
     best_spares,
     with_spares,
 )
-from hybridperf.engine.economy import DAY_S, HOUR_S, J_PER_KWH, Economy
 
 CHECKPOINTS = ("sync", "async", "memory")
 _DRAWS = 2000
@@ -47,41 +48,6 @@ _LEAST = {
     "step_longer": 0.1, "storage_bytes_per_s_per_node": 1.0, "memory_bytes_per_s_per_gpu": 1.0,
     "repair_s": 1.0,
 }  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """What a run repeats.
-
-    Attributes:
-        step_s: seconds of a step.
-        low_s: the 5th percentile of that.
-        high_s: the 95th.
-        gpus: that take part.
-        gpus_per_node: of these.
-        state_bytes: of a checkpoint: weights and optimizer.
-        parts: what a step is made of, for its energy; None: all of it computes.
-        economy: money and power; None: neither is told.
-        words: what runs, for reports.
-        stall_chance: share of runs like this that stall from their first step on.
-        stalled_s: seconds of a step of those.
-    """
-
-    step_s: float
-    low_s: float
-    high_s: float
-    gpus: int
-    gpus_per_node: int = 8
-    state_bytes: float = 0.0
-    parts: StepParts | None = None
-    economy: Economy | None = None
-    words: str = ""
-    stall_chance: float = 0.0
-    stalled_s: float = 0.0
-
-    @property
-    def nodes(self) -> int:
-        return math.ceil(self.gpus / self.gpus_per_node)
 
 
 @dataclasses.dataclass(frozen=True)

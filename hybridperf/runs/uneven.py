@@ -25,8 +25,7 @@ from hybridperf.hardware import load_system
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.runs.updates import best_shares, updates_per_s
-from hybridperf.training.steps.memory_fit import USABLE
-from hybridperf.workloads.memory import memory
+from hybridperf.workloads.memory import USABLE, memory
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.layout import Layout
 from hybridperf.workloads.transformer.shape import TransformerShape

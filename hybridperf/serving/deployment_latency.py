@@ -17,8 +17,8 @@ import numpy as np
 from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import NAMES, ServingEffects, believed, effects_of, logs_of
 from hybridperf.serving.admission import AT_ONCE, Admission
-from hybridperf.serving.loads import Engines, Loads
 from hybridperf.serving.fit import ServingFit
+from hybridperf.serving.loads import Engines, Loads
 from hybridperf.serving.rows import CHUNK, ServedRow
 from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.serving.deployment import ServingMemory

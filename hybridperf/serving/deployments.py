@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.economy import Economy
 from hybridperf.engine.pareto import undominated
 from hybridperf.engine.step_features import StepParts
 from hybridperf.engine.step_times import StepTimes
@@ -36,10 +37,9 @@ from hybridperf.serving.deployment_latency import (
     prompt_seconds,
     rows_of,
 )
-from hybridperf.serving.loads import Engines, sent_seconds
 from hybridperf.serving.fit import believed_deviation, sizes_of
+from hybridperf.serving.loads import Engines, sent_seconds
 from hybridperf.serving.table import BEYOND, UNMEASURED, chance_within
-from hybridperf.engine.economy import Economy
 from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
 from hybridperf.workloads.serving.deployment import serving_memory
 

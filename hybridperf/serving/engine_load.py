@@ -33,9 +33,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from hybridperf.engine.queues import falling_root, sources_wait, wait_left
 from hybridperf.io.namespace import Array, array_module, floats, fresh_views, repeated
 from hybridperf.serving.batching import Engine
-from hybridperf.serving.queues import falling_root, sources_wait, wait_left
 
 _TERMS = 6  # numbers of prompts that are told apart; the rest counts by its mean
 # answers from 0.8 to 1.2 of their mean, as benchmarks of servers draw them: standard deviation

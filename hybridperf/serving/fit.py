@@ -34,9 +34,9 @@ from hybridperf.model.serving_effects import (
     logs_of,
 )
 from hybridperf.serving.loads import Latency, Loads
-from hybridperf.serving.served import Served, believed_effects
 from hybridperf.serving.published import published
 from hybridperf.serving.rows import ServedRow
+from hybridperf.serving.served import Served, believed_effects
 
 FILE, _KIND, _VERSION = "serving.json", "serving-effects", 5
 _ONE_LAW = 5  # since when effects are of `engine_load.py`

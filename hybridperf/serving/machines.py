@@ -15,12 +15,12 @@ from hybridperf.hardware import (
     load_system,
     system_names,
 )
+from hybridperf.hardware.machines import Machine as StepMachine
+from hybridperf.hardware.machines import machine as step_machine
 from hybridperf.io import InputError, shipped_toml
 from hybridperf.io.errors import plain
 from hybridperf.model import PerfModel
-from hybridperf.training.steps.batch import shared_price_cache
-from hybridperf.training.steps.names import Machine as StepMachine
-from hybridperf.training.steps.names import machine as step_machine
+from hybridperf.model.machine import machine_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Machine:
 
     def load(self) -> PerfModel:
         if self.steps is not None:
-            return shared_price_cache().prices(self.steps).model
+            return machine_model(self.steps)
         return _loaded(self.model, self.system, self.per_node)
 
     def __hash__(self) -> int:

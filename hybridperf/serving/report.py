@@ -6,8 +6,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.training.plans.report import dollars, span_words, step_words
-from hybridperf.report.text import energy, items_table, quantity
+from hybridperf.report.text import (
+    dollars,
+    energy,
+    items_table,
+    quantity,
+    span_words,
+    step_words,
+)
 from hybridperf.serving.launch_lines import checkpoint_words, launch_lines, prefill_row
 from hybridperf.serving.requests import Served
 

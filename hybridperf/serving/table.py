@@ -18,9 +18,9 @@ from hybridperf.fields.columns import read_columns
 from hybridperf.io import InputError, replacing_in, settled
 from hybridperf.model import load_model
 from hybridperf.ops.frameworks import serving_framework
-from hybridperf.serving.served import Served, served
 from hybridperf.serving.fit import FILE, TARGETS, ServingFit, fitted
 from hybridperf.serving.rows import ServedRow, understood
+from hybridperf.serving.served import Served, served
 from hybridperf.workloads.serving.deployment import USABLE
 
 COLUMNS = (

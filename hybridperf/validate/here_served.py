@@ -3,12 +3,12 @@
 A real loop with continuous batching serves real requests over loopback
 (`hybridperf_calibration.serving`), by programs that the calibration has not seen. Each program is
 predicted as any other (its instructions as calls, one price, one composition), which gives the
-seconds of a step by what it holds; `runs.batching` then serves the same requests, sent at the same
-seconds. Nothing is fitted to what was served: what the loop around the programs takes (sockets,
-Python) and a request's way through it are measured with a decoder that computes nothing. The
-decoder is JAX's, compiled, or PyTorch's, op by op, whichever the machine was calibrated with. Two
-clocks judge: the clients', and when tokens left the server; clients of a busy machine wake late.
-And the processor's, call by call, which tells a wrong price from a core that was shared.
+seconds of a step by what it holds; `serving.batching` then serves the same requests, sent at the
+same seconds. Nothing is fitted to what was served: what the loop around the programs takes
+(sockets, Python) and a request's way through it are measured with a decoder that computes nothing.
+The decoder is JAX's, compiled, or PyTorch's, op by op, whichever the machine was calibrated with.
+Two clocks judge: the clients', and when tokens left the server; clients of a busy machine wake
+late. And the processor's, call by call, which tells a wrong price from a core that was shared.
 """
 
 from __future__ import annotations

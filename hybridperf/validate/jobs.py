@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.queues import erlang_b
 from hybridperf.report.text import percent
 from hybridperf.runs.job_policies import blocking_by_degree, cluster
 from hybridperf.runs.job_times import JobTimes, TrainingJob, job_times
-from hybridperf.serving.queues import erlang_b
 from hybridperf.validate.harness import Found, ResultLine, claim
 
 TASKS = ("closed", "degrees", "elastic")

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import DeviceSpec, load_device
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.model import lookup_prior as prior
 from hybridperf.model.lookup_prior import MEASURED, LookupPrior
 from hybridperf.ops.embedding_bag import Direction, EmbeddingBag, EmbeddingBagBackward, lookup_calls

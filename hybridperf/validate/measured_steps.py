@@ -21,8 +21,8 @@ from hybridperf.report import plots, text
 from hybridperf.validate.harness import ResultLine
 from hybridperf.validate.scores import mape, scores
 from hybridperf.validate.step_baselines import OF_OTHERS, baselines
-from hybridperf.workloads.programs.jax.program import load_program
 from hybridperf.workloads.own import made_by
+from hybridperf.workloads.programs.jax.program import load_program
 from hybridperf.workloads.programs.torch.fakes import without_memory
 from hybridperf.workloads.programs.torch.program import from_torch
 

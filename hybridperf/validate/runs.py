@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.economy import DAY_S, HOUR_S
 from hybridperf.hardware import device_of, load_device, load_system
 from hybridperf.io import InputError, read_json, read_table
 from hybridperf.model.fit.programs import run_program, usable_core
 from hybridperf.runs.goodput import FailureCycle, goodput, young_interval_s
 from hybridperf.runs.run_of_plan import given_step, run_cost
 from hybridperf.runs.training_run import RunSettings, TrainingRun, training_run
-from hybridperf.engine.economy import DAY_S, HOUR_S
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.validate.harness import Columns, Found, ResultLine, claim, facts
 from hybridperf.workloads.memory import model_states

@@ -30,9 +30,9 @@ import pandas as pd
 from hybridperf.fields.registry import YES
 from hybridperf.io import read_table
 from hybridperf.model.serving_effects import CALLS_ALONE
-from hybridperf.serving.served import Served, served
 from hybridperf.serving.fit import TARGETS, ServingFit, fitted
 from hybridperf.serving.rows import ServedRow, understood
+from hybridperf.serving.served import Served, served
 from hybridperf.serving.table import chance_within, filled, measured_as
 from hybridperf.validate.harness import Columns, Found, ResultLine, Split, claim
 from hybridperf.validate.serving_gpus import GPUS, composed, features_of, gpu_lines, measured, trees

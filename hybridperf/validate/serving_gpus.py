@@ -28,10 +28,10 @@ from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.hardware import load_device
 from hybridperf.model import PerfModel, load_model, shipped
 from hybridperf.model.serving_effects import CALLS_ALONE
-from hybridperf.serving.served import Served, served
 from hybridperf.serving.fit import TARGETS, fitted
 from hybridperf.serving.machines import Machine
 from hybridperf.serving.rows import ServedRow
+from hybridperf.serving.served import Served, served
 from hybridperf.serving.table import filled
 from hybridperf.validate.harness import Columns, ResultLine
 from hybridperf.workloads.serving import Deployment, step_times

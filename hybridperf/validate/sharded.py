@@ -43,9 +43,9 @@ from hybridperf.validate.scores import by_the_others, finite
 from hybridperf.validate.sharded_tasks import Task, random_models, random_placement, tables_of
 from hybridperf.workloads.dlrm import dlrm
 from hybridperf.workloads.dlrm_config import DlrmConfig
+from hybridperf.workloads.placement import Placement
 from hybridperf.workloads.programs.jax.program import load_content
 from hybridperf.workloads.programs.jax.rank_programs import RankTables, from_rank_programs
-from hybridperf.workloads.placement import Placement
 
 RANKS = 2
 PLACEMENTS = 9  # of a model that is to be sharded, at least

@@ -24,9 +24,9 @@ from hybridperf.collectives.subset import share, share_model
 from hybridperf.hardware import load_system
 from hybridperf.hardware.topology import Topology, of_words
 from hybridperf.io import InputError, read_table
-from hybridperf.runs.placement_report import gains_over
 from hybridperf.report.text import percent
 from hybridperf.runs.placement import PlacedJob, PlacedStep, Placer, place_stream
+from hybridperf.runs.placement_report import gains_over
 from hybridperf.validate.harness import Columns, Found, ResultLine, claim, facts
 
 TASKS = ("bandwidth", "pairs", "streams")

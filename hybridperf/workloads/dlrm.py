@@ -28,8 +28,8 @@ from hybridperf.ops import OpCall
 from hybridperf.ops.embedding import Table, table_bytes
 from hybridperf.ops.embedding_bag import Direction, lookup_calls
 from hybridperf.workloads.dlrm_config import DlrmConfig
-from hybridperf.workloads.programs.eager import COMPUTE, Eager, HostOp, Parameter, StepIssuer, loop
 from hybridperf.workloads.placement import Placement, plain, shards, traffic
+from hybridperf.workloads.programs.eager import COMPUTE, Eager, HostOp, Parameter, StepIssuer, loop
 
 _LOOKUP = (
     "LookupFunction", "fbgemm::split_embedding_codegen_lookup_sgd_function", "aten::embedding_bag",

@@ -10,8 +10,8 @@ import numpy as np
 
 from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
 from hybridperf.ops.embedding import Table, check_names
-from hybridperf.workloads.programs.eager import Eager
 from hybridperf.workloads.placement import Placement, require
+from hybridperf.workloads.programs.eager import Eager
 from hybridperf.workloads.transformer.fields import (
     check_each,
     check_word,

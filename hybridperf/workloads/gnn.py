@@ -42,8 +42,8 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.ops import Gather, Gemm, OpCall, OptimizerUpdate, Reduction, Softmax, SpMM
 from hybridperf.ops.embedding import uniform_unique_rows
-from hybridperf.workloads.programs.eager import Eager, HostOp, Parameter, StepIssuer, loop
 from hybridperf.workloads.gnn_config import GnnConfig, GraphShape
+from hybridperf.workloads.programs.eager import Eager, HostOp, Parameter, StepIssuer, loop
 
 _LOSS_THREADS = 32.0
 # of the log of `loss_wait_s`, believed: memory of GPUs answers in 0.3 to 0.9 us

@@ -10,7 +10,7 @@ from hybridperf.collectives import versions
 from hybridperf.collectives.fit import DEFAULT_PRIOR, fit_collectives
 from hybridperf.collectives.model import load_collectives
 from hybridperf.collectives.price import price
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.learning.prior.shipped import load_prior
 from hybridperf.model.published.collectives import read_few_shot
 

@@ -9,8 +9,8 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.explore import frames
-from hybridperf.explore.frames import QUESTIONS
 from hybridperf.fields import fields_of
+from hybridperf.fields.frames import question_of
 from hybridperf.fields.registry import folded
 from hybridperf.io import InputError
 from hybridperf.runs.training_run import BELIEFS
@@ -75,10 +75,10 @@ def test_rows_and_columns_stay_and_predictions_follow(question: str):
     before = list(given.columns)
     assert list(found.columns[: len(before)]) == before
     pd.testing.assert_frame_equal(found[before], given)
-    added = QUESTIONS[{"run": "runs"}.get(question, question)].results()
+    added = question_of({"run": "runs"}.get(question, question)).results()
     assert list(found.columns[len(before) :]) == list(added)
     # what is wrong has no numbers and says why
-    wrong = found[QUESTIONS[{"run": "runs"}.get(question, question)].seconds].isna()
+    wrong = found[question_of({"run": "runs"}.get(question, question)).seconds].isna()
     assert 0 < wrong.sum() < len(rows)
     assert (found["note"][wrong].str.len() > 0).all()
     pd.testing.assert_frame_equal(

@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
-from hybridperf.explore.frames import step_effects
 from hybridperf.explore.sweeps.ranges import values_of
 from hybridperf.explore.sweeps.spec import read_spec
+from hybridperf.fields.frames import step_effects
 from hybridperf.io import InputError
 
 STEPS = {

@@ -7,7 +7,7 @@ import pytest
 from support.part_calls import rows_of as one_op
 
 import hybridperf as hp
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.learning.prior import Adapted, FamilyRows, adapt, concatenate, uninformed
 from hybridperf.learning.prior.form import ROW_ROOFLINE
 from hybridperf.ops import Norm

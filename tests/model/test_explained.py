@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
+from hybridperf.cli.known import over_datasheet
 from hybridperf.hardware.this_machine import this_cpu
 from hybridperf.model.group_report import below_roofline
-from hybridperf.report.known import machine_words, over_datasheet
-from hybridperf.report.prediction import prediction_report
+from hybridperf.report.prediction import machine_words, prediction_report
 
 MIB = 2.0**20
 

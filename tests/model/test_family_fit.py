@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
+from hybridperf.cli.known import known
 from hybridperf.engine.batches import predict_batch
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.prediction import predict
@@ -33,7 +34,6 @@ from hybridperf.model.fit.device import FitReport, fit
 from hybridperf.model.published.ops import device_rows
 from hybridperf.ops import Copy, DecodeAttention, Elementwise, Gemm, OpCall, Softmax
 from hybridperf.report import fits
-from hybridperf.report.known import known
 from hybridperf.report.prediction import prediction_report
 
 QUICK = TrainingRecipe(steps=200, batch=64)

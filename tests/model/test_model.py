@@ -22,7 +22,7 @@ from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.io.documents import with_checksum
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.model import GroupReport, PerfModel, load_model
 from hybridperf.model.platform import durations
 from hybridperf.ops import GROUPS, Copy, Elementwise, Gemm, OpCall

@@ -15,6 +15,7 @@ import hybridperf
 
 ROOT = Path(__file__).parent.parent.parent
 LIBRARY = ROOT / "hybridperf"
+APPS = ["traces", "training", "serving", "runs", "explore", "page"]  # none imports another
 ROOMS = [  # each imports only from those before it
     "io",
     "hardware",
@@ -25,11 +26,12 @@ ROOMS = [  # each imports only from those before it
     "model",
     "engine",
     "workloads",
+    "report",
     "traces",
     "training",
+    "serving",
     "runs",
     "explore",
-    "report",
     "validate",
     "studies",
     "page",
@@ -75,7 +77,7 @@ def test_few_arrows_join_the_rooms() -> None:
     }
     between = {(here, there) for here, there in arrows if here != there and here in ROOMS}
     print(f"{len(ROOMS)} rooms, {len(between)} arrows")
-    assert len(ROOMS) <= 18
+    assert len(ROOMS) <= 19
     assert len(between) <= 120
 
 
@@ -95,6 +97,53 @@ def test_rooms_import_only_from_rooms_above(path: Path) -> None:
     assert not any(
         module.split(".")[0] == "hybridperf_calibration" for _, module in imports(path)
     ), "the library never imports calibration"
+
+
+def test_no_app_imports_another() -> None:
+    """What one asks another goes by the name of a question (`fields/frames.py`)."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in sources(LIBRARY) if (here := room_of(path)) in APPS
+        for line, module in imports(path)
+        if module.startswith("hybridperf.") and module.split(".")[1] in {*APPS} - {here}
+    ]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+
+
+_WITHOUT = """
+import importlib, pkgutil, sys
+
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name == GONE or name.startswith(GONE + "."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+GONE = "hybridperf." + sys.argv[1]
+sys.meta_path.insert(0, Gone())
+import hybridperf
+from hybridperf.cli import app
+
+for room in sys.argv[2:]:
+    package = importlib.import_module(f"hybridperf.{room}")
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+sys.stdout.reconfigure(encoding="utf-8")
+try:
+    app.main(["--help"])
+except SystemExit as done:
+    assert not done.code, done.code
+"""
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_an_app_that_is_taken_away_breaks_no_other(app: str) -> None:
+    """All other rooms but what judges are imported without it, and the command says its help."""
+    others = [room for room in ROOMS if room not in (app, "validate", "studies", "cli")]
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, app, *others], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Predict" in done.stdout
 
 
 def reached(arrows: dict[str, set[str]], start: str) -> set[str]:

@@ -25,12 +25,12 @@ from hybridperf.model import PerfModel
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
 from hybridperf.ops import Elementwise, Gemm, OpCall
 from hybridperf.report import prediction as of_prediction
-from hybridperf.traces import tables as trace_tables
 from hybridperf.report.answer_page import answer_page, write_answer_page
-from hybridperf.training.plans.report import plan_report
 from hybridperf.report.text import seconds
+from hybridperf.traces import tables as trace_tables
 from hybridperf.traces.steps import common_steps
 from hybridperf.traces.summary import summaries
+from hybridperf.training.plans.report import plan_report
 from hybridperf.training.plans.run import plan
 
 HOSTILE = (

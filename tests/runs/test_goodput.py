@@ -9,6 +9,7 @@ import pytest
 from scipy.special import lambertw
 from support.run_events import Run
 
+from hybridperf.engine.queues import erlang_b, erlang_b_between, erlang_c
 from hybridperf.runs.goodput import (
     SHARES,
     FailureCycle,
@@ -19,7 +20,6 @@ from hybridperf.runs.goodput import (
     with_spares,
     young_interval_s,
 )
-from hybridperf.serving.queues import erlang_b, erlang_b_between, erlang_c
 
 HOUR_S = 3600.0
 USUAL = FailureCycle(

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from hybridperf.engine.queues import erlang_b
 from hybridperf.runs.job_stream import Given, run_stream
-from hybridperf.serving.queues import erlang_b
 
 
 def first_come(servers: int):

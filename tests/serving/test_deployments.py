@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hybridperf.engine.economy import economy
 from hybridperf.io import InputError
 from hybridperf.serving.deployment_latency import Question
 from hybridperf.serving.deployments import deployments, precisions
 from hybridperf.serving.launch_lines import launch_lines
+from hybridperf.serving.machines import machine_of
 from hybridperf.serving.open_loop import served_openly
 from hybridperf.serving.requests import arriving, looping
-from hybridperf.serving.machines import machine_of
 from hybridperf.serving.table import chance_within, fit_of, predict_serving
-from hybridperf.engine.economy import economy
 from hybridperf.workloads.transformer.zoo import load_shape
 
 

@@ -16,8 +16,8 @@ from hybridperf.model.serving_effects import BELIEFS, KNOWN, NAMES, ServingEffec
 from hybridperf.serving.admission import AT_ONCE, Admission
 from hybridperf.serving.batching import Engine, Link, serve
 from hybridperf.serving.engine_load import Apart, FirstTokens, Load, under_load
-from hybridperf.serving.requests import Served, looping
 from hybridperf.serving.machines import machine_of
+from hybridperf.serving.requests import Served, looping
 from hybridperf.workloads.serving import Deployment, step_times, step_times_by
 from hybridperf.workloads.serving.deployment import serving_memory
 from hybridperf.workloads.serving.times import Sizes

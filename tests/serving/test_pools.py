@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import simpy
 
+from hybridperf.engine.queues import latency_percentile_s, mean_wait_s
 from hybridperf.io import InputError
 from hybridperf.serving.pools import (
     InstanceType,
@@ -17,7 +18,6 @@ from hybridperf.serving.pools import (
     read_requests,
     read_types,
 )
-from hybridperf.serving.queues import latency_percentile_s, mean_wait_s
 
 QUICK = InstanceType("quick", 3.5, 0.010, 0.001)
 SLOW = InstanceType("slow", 1.0, 0.020, 0.005)

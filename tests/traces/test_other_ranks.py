@@ -18,9 +18,9 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.step_effects import slowest_of
 from hybridperf.ops import Gemm, OpCall
-from hybridperf.traces.perfetto import write_traces
 from hybridperf.traces.events import Message
 from hybridperf.traces.other_ranks import other_ranks
+from hybridperf.traces.perfetto import write_traces
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import Replay, replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, WIRE

@@ -14,7 +14,6 @@ from support.made_traces import REDUCE, two_ranks
 from hybridperf.engine.prediction import predict
 from hybridperf.hardware import load_device
 from hybridperf.model import PerfModel
-from hybridperf.traces.perfetto import write_replay, write_timeline, write_traces
 from hybridperf.report.trace_events import (
     CRITICAL,
     CRITICAL_COLOUR,
@@ -23,6 +22,7 @@ from hybridperf.report.trace_events import (
     TimelineFile,
 )
 from hybridperf.traces.events import Message
+from hybridperf.traces.perfetto import write_replay, write_timeline, write_traces
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import replay, replay_step
 from hybridperf.traces.steps import steps

@@ -16,9 +16,9 @@ from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import Gemm, OpCall
-from hybridperf.traces.perfetto import write_traces
 from hybridperf.traces.events import Message
 from hybridperf.traces.other_device import KERNEL_S, PRICED_BY, other_device, seconds_ratio
+from hybridperf.traces.perfetto import write_traces
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import UNRECORDED, has_backlog, in_a_row, replay, replay_step
 from hybridperf.traces.replay_graph import DEVICE, WIRE

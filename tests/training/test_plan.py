@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridperf.engine.closed import step_seconds
+from hybridperf.engine.economy import economy
 from hybridperf.engine.pareto import undominated
 from hybridperf.engine.step_features import StepFeatures, StepParts
 from hybridperf.io import InputError
 from hybridperf.training.plans import progress
 from hybridperf.training.plans.costs import price_space, times
-from hybridperf.engine.economy import economy
 from hybridperf.training.plans.explain import compared, naive
 from hybridperf.training.plans.ranked import plan_front
 from hybridperf.training.plans.run import plan

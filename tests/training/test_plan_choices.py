@@ -11,8 +11,8 @@ import hybridperf as hp
 from hybridperf.cli.common import WORDS
 from hybridperf.io import InputError
 from hybridperf.ops import Gemm, OpCall
-from hybridperf.training.plans.report import confirmed_report, memory_lines, plan_report
 from hybridperf.training.plans.explain import Confirmed, compared, confirm, neighbours
+from hybridperf.training.plans.report import confirmed_report, memory_lines, plan_report
 from hybridperf.training.plans.run import UNPLANNED, plan
 from hybridperf.training.plans.sensitivity import SURE, chance_fits, memory_headroom
 from hybridperf.training.plans.setup import training_setup

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import hybridperf as hp
+from hybridperf.engine.economy import economy
 from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError
-from hybridperf.training.plans.report import dollars
-from hybridperf.engine.economy import economy
 from hybridperf.training.plans.explain import NAIVE, compared, differences
 from hybridperf.training.plans.layout_text import counted, layout_words
 from hybridperf.training.plans.ranked import plan_front
+from hybridperf.training.plans.report import dollars
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.workloads.transformer import Layout, load_shape
 from hybridperf.workloads.transformer.zoo import HABITS, shape_names

@@ -15,11 +15,11 @@ import hybridperf.workloads.memory
 from hybridperf.cli import common as cli_common
 from hybridperf.fields import fields_of
 from hybridperf.hardware import load_device
+from hybridperf.hardware import machines as names
 from hybridperf.io import InputError, write_table
 from hybridperf.io.documents import with_checksum
 from hybridperf.model import model_or_datasheet
 from hybridperf.model.adapted_steps import Adaptation
-from hybridperf.training.steps import names
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import COLUMNS, predict_steps
 from hybridperf.training.steps.rows import resolve

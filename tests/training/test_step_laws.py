@@ -11,7 +11,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.hardware import device_names, load_device
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.model.adapted_steps import (
     BETWEEN_SOURCES,
     WITHIN_SOURCE,

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from hybridperf.hardware import load_device, load_system
+from hybridperf.hardware import machines as names
 from hybridperf.io import InputError
 from hybridperf.training.plans.setup import training_setup
-from hybridperf.training.steps import names
 from hybridperf.training.steps.published_rows import with_told
 from hybridperf.training.steps.rows import resolve
 from hybridperf.workloads.transformer import load_shape, update

@@ -19,7 +19,7 @@ from hybridperf.engine.evaluate import makespan
 from hybridperf.engine.lower import lower
 from hybridperf.io import InputError
 from hybridperf.io.documents import with_checksum
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.model import adapted_steps
 from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.model.calls import CallChain

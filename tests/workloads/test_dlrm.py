@@ -20,8 +20,8 @@ from hybridperf.ops import Gemm, OpCall
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.rows import KERNEL_S
 from hybridperf.workloads.dlrm import DlrmConfig
-from hybridperf.workloads.programs.eager import Eager, loop
 from hybridperf.workloads.placement import Placement, shards, traffic
+from hybridperf.workloads.programs.eager import Eager, loop
 
 TABLES = tuple(Table(f"t{i}", 1e6, 64, 20) for i in range(8))
 ONE = DlrmConfig(512, 128, (256, 64), (256, 1), TABLES)

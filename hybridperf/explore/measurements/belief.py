@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import DTYPE_BYTES
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.learning.inputs import inputs_of
 from hybridperf.model import GROUP_KNOBS, OpTable, PerfModel, canonical
 from hybridperf.model.families import by_family

@@ -30,8 +30,8 @@ from hybridperf.explore.measurements.shapes import RANGES, candidates
 from hybridperf.fields.columns import read_whole
 from hybridperf.hardware import DeviceSpec, canonical_dtype
 from hybridperf.io import InputError
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.io.tables import Numbers, number_columns
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.ops import op_by_name

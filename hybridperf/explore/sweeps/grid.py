@@ -1,4 +1,4 @@
-"""A sweep of a question (`explore/frames.py`) as a spec: its fields and their values, what must
+"""A sweep of a question (`fields/frames.py`) as a spec: its fields and their values, what must
 hold, how many points are drawn.
 
     fields = {"model": "llama3-70b", "gpu": "h100_sxm", "n_gpus": "256..4096", "tp": [1, 2, 4, 8]}
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridperf.explore.frames import QUESTIONS, Rows, as_frame
 from hybridperf.explore.sweeps.ranges import values_of
 from hybridperf.fields import fields_of
+from hybridperf.fields.frames import Rows, as_frame, question_of
 from hybridperf.io import InputError, read_table, write_table
 from hybridperf.io.later import pd
 
@@ -42,7 +42,7 @@ def grid_spec(
     """The spec of a sweep of a question.
 
     Args:
-        question: one of `QUESTIONS`.
+        question: of tables (`ANSWERED_BY`).
         fields: values by field; or rows: a frame, a list of dicts, the name of a table's file.
         folder: where rows that are no file are kept for those who do the work.
         where: conditions on fields and results, which rows that are written meet; those on results
@@ -58,7 +58,7 @@ def grid_spec(
     Raises:
         InputError: for a field that nobody knows, or values that are none.
     """
-    asked = QUESTIONS[question]
+    asked = question_of(question)
     target: dict[str, Any] = {"kind": "table", "question": question, **(settings or {})}
     if isinstance(fields, Mapping):
         parameters = {str(name): _axis(name, given) for name, given in fields.items()}
@@ -116,7 +116,7 @@ def _sampled(axis: Any) -> Any:
 
 def _check_names(question: str, parameters: Mapping[str, Any]) -> None:
     """`InputError` for a name that is no field of the question's registry."""
-    registry = QUESTIONS[question].registry
+    registry = question_of(question).registry
     if not registry:
         return
     fields = fields_of(registry)

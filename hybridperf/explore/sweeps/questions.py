@@ -1,4 +1,4 @@
-"""Any question that tables can be asked (`explore/frames.py`) as a sweep's target: a chunk is a
+"""Any question that tables can be asked (`fields/frames.py`) as a sweep's target: a chunk is a
 frame of rows, its results are what the function of frames adds.
 """
 
@@ -14,13 +14,13 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from hybridperf.explore.frames import QUESTIONS, Question
 from hybridperf.explore.sweeps.tables import CollectivesTarget, OpsTarget
 from hybridperf.explore.sweeps.target import Columns, Target, place, register
 from hybridperf.explore.sweeps.written import Names, Part
 from hybridperf.fields import fields_of
 from hybridperf.fields.columns import said_by
-from hybridperf.io import InputError, unknown
+from hybridperf.fields.frames import ANSWERED_BY, Question, question_of
+from hybridperf.io import InputError
 
 _POINT = "point"
 _CHECKS: Mapping[str, type[Target]] = {"ops": OpsTarget, "collectives": CollectivesTarget}
@@ -34,7 +34,7 @@ class TableGiven(Part):
         str,
         Field(
             description="whose columns they are, as of the command of that name",
-            json_schema_extra={"enum": [*QUESTIONS]},
+            json_schema_extra={"enum": [*ANSWERED_BY]},
         ),
     ]
     model: Annotated[str, Field(description="of ops and collectives: a folder or a name")] = ""
@@ -65,10 +65,7 @@ class TableTarget(Target):
 
     @classmethod
     def read(cls, given: Any, folder: Path, extremes: Columns) -> TableTarget:
-        if given.question not in QUESTIONS:
-            known = f"known are {', '.join(QUESTIONS)}"
-            raise unknown("question", given.question, QUESTIONS, known)
-        question, settings = QUESTIONS[given.question], dict[str, str]()
+        question, settings = question_of(given.question), dict[str, str]()
         for name in ("model", "knobs", "fit"):
             if (value := getattr(given, name)) and name not in question.settings:
                 raise InputError(f"{name} is no setting of {given.question}; leave it out")

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hybridperf.explore.frames import QUESTIONS, Rows
 from hybridperf.explore.sweeps import cluster
 from hybridperf.explore.sweeps.chunk import (
     MET,
@@ -36,6 +35,7 @@ from hybridperf.explore.sweeps.store import (
     read_part,
     sweep_identity,
 )
+from hybridperf.fields.frames import ANSWERED_BY, Rows
 from hybridperf.io import InputError, write_table
 from hybridperf.io.later import pd
 from hybridperf.io.workers import check_workers
@@ -135,7 +135,7 @@ def sweep(
         "fit": os.fspath(fit), "sample": sample and str(sample), "chunk": chunk and str(chunk),
     }  # fmt: skip
     question = _ALSO.get(str(spec), str(spec)) if isinstance(spec, str) else ""
-    if question in QUESTIONS:
+    if question in ANSWERED_BY:
         if fields is None:
             raise InputError(
                 f"expected fields and their values, or rows, with a sweep of {question}, got none"
@@ -148,7 +148,7 @@ def sweep(
             chunk=chunk,
         )  # fmt: skip
     elif said := [name for name, one in of_question.items() if one is not None and len(one)]:
-        known = ", ".join(QUESTIONS)
+        known = ", ".join(ANSWERED_BY)
         raise InputError(f"expected a question ({known}) with {said[0]}, got the spec {spec!r}")
     given = with_top(read_spec(spec), top, by)
     store = SweepStore(out, sweep_identity(given.identity()))

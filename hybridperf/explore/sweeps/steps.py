@@ -52,7 +52,7 @@ from hybridperf.explore.sweeps.step_ops import StepEntry, StepOp, alike_ops, gra
 from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
 from hybridperf.explore.sweeps.written import Part
 from hybridperf.io.namespace import QUICKLY_COMPILED, SOONER_COMPILED, Array
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.variance import Components, ends
 

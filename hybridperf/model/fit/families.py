@@ -16,8 +16,8 @@ import pandas as pd
 import scipy
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.learning import prior as learner
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
 from hybridperf.learning.inputs import Box, inputs_of
 from hybridperf.learning.inputs import concatenate as join_inputs
 from hybridperf.learning.prior.adapted import LEAST_CALIBRATING

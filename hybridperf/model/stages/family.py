@@ -19,7 +19,7 @@ import numpy as np
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import closest, shipped_toml
 from hybridperf.io.namespace import Array, array_module, put
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.learning.inputs import Inputs
 from hybridperf.learning.prior import Adapted, FamilyRows, Predicted, concatenate
 from hybridperf.learning.prior.implementation import OpImplementation

@@ -24,7 +24,14 @@ from typing import Any
 
 from hybridperf.io import InputError
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
-from hybridperf.workloads.programs.torch.calls import NAMES, Argument, Tensor, TorchCall, flat, is_whole
+from hybridperf.workloads.programs.torch.calls import (
+    NAMES,
+    Argument,
+    Tensor,
+    TorchCall,
+    flat,
+    is_whole,
+)
 from hybridperf.workloads.programs.torch.ops import kernels
 
 _LIST = re.compile(r"GenericList\[|TensorList$")

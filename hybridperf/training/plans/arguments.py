@@ -15,8 +15,6 @@ from hybridperf.io import InputError
 from hybridperf.training.steps.row_layout import STAGES
 from hybridperf.workloads.transformer.fields import LARGEST
 
-_SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-_MOST_TOKENS = 1e20
 # fields of a layout that columns have another name for
 _IN_LAYOUT = {"seq_parallel": "sequence_parallel", "grad_accum": "accumulation", "sharding": "zero"}
 _FLAGS = {"1": 1, "yes": 1, "true": 1, "on": 1, "0": 0, "no": 0, "false": 0, "off": 0}
@@ -40,21 +38,6 @@ def whole_numbers(name: str, given: Any) -> list[int]:
     if not found:
         raise InputError(f"{expected}, got none")
     return [int(one) for one in found]
-
-
-def number_of_tokens(given: float | str, name: str = "tokens") -> float:
-    """A number above zero: 300e9, or "300B"."""
-    scale = _SCALES.get(given[-1:].upper(), 1.0) if isinstance(given, str) else 1.0
-    try:
-        value = float(given[:-1] if isinstance(given, str) and scale > 1 else given) * scale
-    except (TypeError, ValueError):
-        value = 0.0
-    if not 0 < value < _MOST_TOKENS:
-        raise InputError(
-            f"expected a number of tokens above zero, such as 300e9 or 300B, in {name}, got"
-            f" {given!r}"
-        )
-    return value
 
 
 def _of_layout(name: str, values: list[Any]) -> tuple[str, list[Any]]:

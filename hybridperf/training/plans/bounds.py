@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridperf.engine.closed import least_seconds
+from hybridperf.engine.economy import Economy, score
 from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
 from hybridperf.io import workers as workers_of_dask
 from hybridperf.model.step_effects import slowest_of
@@ -46,7 +47,6 @@ from hybridperf.training.plans.costs import (
     price_space,
     times,
 )
-from hybridperf.engine.economy import Economy, score
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import (

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.economy import Economy, score
 from hybridperf.engine.pareto import undominated
 from hybridperf.io import InputError, unknown
 from hybridperf.model.variance import beyond_by_stalls, ends
 from hybridperf.training.plans.bounds import BoundedLayouts
 from hybridperf.training.plans.costs import PricedSpace
-from hybridperf.engine.economy import Economy, score
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.steps import adapt

@@ -7,6 +7,7 @@ import pandas as pd
 
 from hybridperf.engine.step_features import StepParts
 from hybridperf.report import text
+from hybridperf.report.text import dollars, span_words, step_words
 from hybridperf.training.offload.layouts import OffloadedLayout
 from hybridperf.training.plans import explain
 from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
@@ -85,7 +86,7 @@ def _best(plan: Plan, count: int) -> str:
         "layout": lambda row: layout_words(layouts[row.Index]),
         "fastest first": lambda row: order_words(layouts[row.Index]),
         "step": lambda row: step_words(row.time_s),
-        "nine of ten": lambda row: span_words(step_words, row.low_s, row.high_s),
+        "nine of ten": lambda row: span_words(text.step_words, row.low_s, row.high_s),
         "tokens/s": lambda row: f"{row.tokens_per_s:,.0f}",
         "MFU": lambda row: text.percent(row.mfu),
         "memory": lambda row: text.quantity(row.memory_bytes, "B"),
@@ -115,11 +116,6 @@ def run_words(plan: Plan, row: pd.Series) -> str:
     if plan.economy.usd_per_hour is not None:
         found += f" ({span_words(dollars, row['total_usd_low'], row['total_usd_high'])})"
     return f"{found} of {plan.economy.money}"
-
-
-def span_words(words: Callable[[float], str], low: float, high: float) -> str:
-    """Both ends of an interval."""
-    return f"{words(low)} to {words(high)}"
 
 
 def order_words(layout: Layout) -> str:
@@ -171,12 +167,6 @@ def memory_lines(plan: Plan) -> list[str]:
         missed = layout_words(headroom.missed)
         lines.append(f"just too large: {missed}, {faster} faster, would need {needs}")
     return lines
-
-
-def step_words(seconds: float) -> str:
-    """Four digits: the best layouts lie near each other."""
-    scale, unit = (1.0, "s") if seconds >= 1 else (1e-3, "ms") if seconds >= 1e-3 else (1e-6, "µs")
-    return f"{seconds / scale:.4g} {unit}" if seconds else "0 s"
 
 
 def chance_words(chance: float) -> str:
@@ -241,13 +231,6 @@ def amounts(plan: Plan, number: int, at: Any, other: str) -> tuple[Any, Any]:
         return parts.step_s, case.row_memory_bytes[at]
     of_power = plan.economy.energy_j if other == "energy" else plan.economy.usd
     return parts.step_s, of_power(case.space.gpus, parts)
-
-
-def dollars(value: float) -> str:
-    """Money in four digits, since ten ranks must differ; - where it is not known."""
-    if pd.isna(value):
-        return "-"
-    return f"{value:,.0f} USD" if value >= 1000 else f"{value:.4g} USD"
 
 
 def confirmed_report(plan: Plan, found: list[explain.Confirmed]) -> str:

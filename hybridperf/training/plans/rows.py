@@ -18,12 +18,12 @@ import pandas as pd
 
 from hybridperf.fields import fields_of
 from hybridperf.fields.columns import answered
+from hybridperf.hardware.machines import aliases
 from hybridperf.io import InputError
-from hybridperf.training.plans.arguments import number_of_tokens
+from hybridperf.io.numbers import number_of_tokens
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.run import plan
 from hybridperf.training.steps.batch import PriceCache, shared_price_cache
-from hybridperf.training.steps.names import aliases
 
 _LAYOUT = ("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", "recompute", "schedule")
 _OF_STEP = ("low_s", "high_s", "tokens_per_s", "mfu", "memory_bytes", "usd", "energy_j", "days",

@@ -26,14 +26,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.economy import economy
 from hybridperf.io import InputError, unknown
 from hybridperf.io import workers as workers_of_dask
+from hybridperf.io.numbers import number_of_tokens
 from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.training.plans import explain, table
-from hybridperf.training.plans.arguments import narrowed, number_of_tokens, whole_numbers
+from hybridperf.training.plans.arguments import narrowed, whole_numbers
 from hybridperf.training.plans.bounds import BoundedLayouts, Search
 from hybridperf.training.plans.costs import PricedSpace, bytes_of, price_space
-from hybridperf.engine.economy import economy
 from hybridperf.training.plans.layout_text import counted, layout_words
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.ranked import (

@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridperf.hardware import DeviceSpec, canonical_dtype, device_of, load_system
+from hybridperf.hardware.machines import Machine, machine
 from hybridperf.io import InputError, unknown
 from hybridperf.model.adapted_steps import Adaptation, Adapted, Group
 from hybridperf.training.plans.space import PLANNED_SCHEDULES, PartialLayouts, partial_layouts
 from hybridperf.training.steps.batch import PriceCache, shared_price_cache
 from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.full_row import full_row, model_columns
-from hybridperf.training.steps.memory_fit import USABLE, memory_knobs
-from hybridperf.training.steps.names import Machine, machine
+from hybridperf.training.steps.memory_fit import memory_knobs
 from hybridperf.training.steps.row_layout import layout_columns
-from hybridperf.workloads.memory import MemoryKnobs
+from hybridperf.workloads.memory import USABLE, MemoryKnobs
 from hybridperf.workloads.transformer import Layout, TransformerShape, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
 from hybridperf.workloads.transformer.framework import (

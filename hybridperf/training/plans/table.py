@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from hybridperf.engine.economy import DAY_S
 from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError, is_stream, replacing
 from hybridperf.training.plans.costs import PricedSpace
-from hybridperf.engine.economy import DAY_S
 from hybridperf.training.plans.ranked import RankedLayouts, tokens_of
 from hybridperf.training.plans.space import LayoutSpace
 from hybridperf.workloads.transformer.columns import RECOMPUTE, SCHEDULES

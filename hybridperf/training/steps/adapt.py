@@ -38,7 +38,7 @@ import scipy
 from hybridperf.engine.closed import whole_seconds
 from hybridperf.engine.step_features import StepFeatures
 from hybridperf.hardware import Host
-from hybridperf.learning.gaussian_process import NINE_OF_TEN
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.model.adapted_steps import (
     BETWEEN_SOURCES,
     BLOCKS,

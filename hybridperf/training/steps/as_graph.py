@@ -15,12 +15,12 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.engine.batches import BatchPredictor, knob_names
+from hybridperf.engine.economy import economy
 from hybridperf.engine.elasticities import elasticities
 from hybridperf.engine.prediction import Prediction, predict
 from hybridperf.engine.step_features import StepParts
 from hybridperf.fields.columns import row_of
 from hybridperf.io import InputError, unknown
-from hybridperf.engine.economy import economy
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.memory_fit import memory_knobs
 from hybridperf.workloads.memory import memory_of

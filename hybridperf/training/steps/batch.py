@@ -13,16 +13,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives.fit import fit_collectives
-from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
 from hybridperf.engine.step_features import StepFeatures
 from hybridperf.hardware import DeviceSpec
+from hybridperf.hardware.machines import Machine
 from hybridperf.io import InputError
-from hybridperf.model import PerfModel, model_or_datasheet, shipped, unmeasured_device
 from hybridperf.model.adapted_steps import Group
+from hybridperf.model.machine import machine_model
 from hybridperf.training.steps.cells import Prices
 from hybridperf.training.steps.features import features
-from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.rows import ResolvedRow, ResolvedRows, resolve, with_recompute
 from hybridperf.workloads.transformer.config import Configs, TransformerConfig
 
@@ -78,27 +76,17 @@ def shared_price_cache() -> PriceCache:
 
 
 class PriceCache:
-    """Models and prices, each loaded and computed once."""
+    """Prices, each computed once."""
 
     def __init__(self) -> None:
-        self._models: dict[str, PerfModel] = {}
         self._prices: dict[tuple[str, str, str], Prices] = {}
 
     def prices(self, machine: Machine) -> Prices:
         """Prices of calls on one machine; dropped once they are very many."""
         held = self._prices.get(machine.key)
         if held is None or len(held.calls) > _MOST_CALLS:
-            model = self._model(machine).on(machine.spec)
-            priced = dataclasses.replace(model, references=shipped, collectives=_links(machine))
-            self._prices[machine.key] = Prices(priced)
+            self._prices[machine.key] = Prices(machine_model(machine))
         return self._prices[machine.key]
-
-    def _model(self, machine: Machine) -> PerfModel:
-        if machine.model.endswith(".toml"):  # a file may change
-            return unmeasured_device(machine.spec)
-        if machine.model not in self._models:
-            self._models[machine.model] = model_or_datasheet(machine.model)
-        return self._models[machine.model]
 
     def understand(
         self, frame: pd.DataFrame, device: str | None = None, system: str | None = None
@@ -150,13 +138,3 @@ def relabelled(row: ResolvedRow, recompute: Mapping[str, str]) -> ResolvedRow:
         return row
     config = with_recompute(row.config, recompute[row.source])
     return row._replace(question=dataclasses.replace(row.question, config=config))
-
-
-def _links(machine: Machine) -> CollectiveModel:
-    """The links of a row's system: of its shipped calibration, else as others are."""
-    if find_collectives(machine.system.id) is None:
-        return fit_collectives(None, machine.system)[0]
-    measured = load_collectives(machine.system.id)
-    if measured.system.latency_s != machine.system.latency_s:
-        return measured.on(machine.system)
-    return dataclasses.replace(measured, system=machine.system)

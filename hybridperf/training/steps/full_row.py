@@ -15,8 +15,8 @@ import pandas as pd
 
 from hybridperf.fields.columns import read_columns
 from hybridperf.hardware import canonical_dtype
+from hybridperf.hardware.machines import aliases
 from hybridperf.ops.attention_kernels import SHARES
-from hybridperf.training.steps.names import aliases
 from hybridperf.training.steps.record import FIELDS, SIZES
 from hybridperf.training.steps.row_layout import layout_columns, yes_or_no
 from hybridperf.training.steps.rows import Question, resolve

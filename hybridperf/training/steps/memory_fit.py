@@ -25,15 +25,12 @@ import scipy
 from hybridperf.io import InputError, shipped_toml
 from hybridperf.training.steps.plausibility import places_by
 from hybridperf.training.steps.rows import ResolvedRow
-from hybridperf.workloads.memory import MEMORY_PRIORS, MemoryKnobs, memory_of
+from hybridperf.workloads.memory import MEMORY_PRIORS, USABLE, MemoryKnobs, memory_of
 from hybridperf.workloads.transformer import Layouts
 from hybridperf.workloads.transformer.columns import RECOMPUTE
 from hybridperf.workloads.transformer.config import Configs, TransformerConfig
 from hybridperf.workloads.transformer.framework import framework_habits
 
-# of the bytes that a device's driver shows: what its context, communicators and gaps between blocks
-# leave. By hand: failures of the sweep that this was first fitted to are told best by 0.87 to 0.89
-USABLE = 0.88
 # of what is usable: up to so much more it is not sure that counted bytes do not fit. Peaks of the
 # one framework whose peaks are known scatter by 13 % around counts with fitted knobs
 _UNSURE = 1.12

@@ -33,8 +33,8 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import DeviceSpec
+from hybridperf.hardware.machines import Machine
 from hybridperf.io import InputError
-from hybridperf.training.steps.names import Machine
 from hybridperf.training.steps.record import positive_numbers
 from hybridperf.workloads.transformer.columns import RECOMPUTE
 from hybridperf.workloads.transformer.config import Configs, TransformerConfig

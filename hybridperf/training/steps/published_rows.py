@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hybridperf.hardware import machines as names
+from hybridperf.hardware.machines import plain
 from hybridperf.io import shipped_toml
-from hybridperf.training.steps import names
-from hybridperf.training.steps.names import plain
 
 _PROSE = ("source", "section", "system_detail", "note")
 _OF_NETWORK = ("source", "section", "system_detail", "gpu")

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridperf.fields.registry import NO, YES
-from hybridperf.training.steps.names import Machine, plain
+from hybridperf.hardware.machines import Machine, plain
 from hybridperf.training.steps.record import Record, Refused
 from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, TransformerShape

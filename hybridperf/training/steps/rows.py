@@ -24,10 +24,10 @@ import pandas as pd
 
 from hybridperf.fields.columns import read_columns
 from hybridperf.hardware import load_device, load_system
+from hybridperf.hardware import machines as names
+from hybridperf.hardware.machines import Machine, plain
 from hybridperf.io import InputError
 from hybridperf.ops.attention_kernels import SHARES
-from hybridperf.training.steps import names
-from hybridperf.training.steps.names import Machine, plain
 from hybridperf.training.steps.plausibility import contradictions
 from hybridperf.training.steps.published_rows import with_told
 from hybridperf.training.steps.record import (

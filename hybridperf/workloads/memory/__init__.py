@@ -7,6 +7,7 @@ from hybridperf.workloads.memory.activations import (
     layer_activations,
 )
 from hybridperf.workloads.memory.use import (
+    USABLE,
     MemoryUse,
     ModelStates,
     in_flight,
@@ -17,6 +18,6 @@ from hybridperf.workloads.memory.use import (
 )
 
 __all__ = [
-    "MEMORY_PRIORS", "LayerActivations", "MemoryKnobs", "MemoryUse", "ModelStates", "in_flight",
-    "layer_activations", "memory", "memory_of", "model_states", "sharded_bytes",
+    "MEMORY_PRIORS", "USABLE", "LayerActivations", "MemoryKnobs", "MemoryUse", "ModelStates",
+    "in_flight", "layer_activations", "memory", "memory_of", "model_states", "sharded_bytes",
 ]  # fmt: skip

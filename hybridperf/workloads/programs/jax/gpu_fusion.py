@@ -5,7 +5,7 @@ transforms/priority_fusion.cc, softmax_rewriter_triton.cc in openxla/xla):
 
     reshapes, slices, broadcasts    computed where they are read, unless a library reads them
     loops                           join what they read from, or what reads the same, over as many
-                                    elements (`workloads/programs/fusion.py`): producers, multiple outputs
+                                    elements (`programs/fusion.py`): producers, multiple outputs
     sums of rows                    go on in their kernel (Triton's softmax and norms); of columns
                                     and of all end it; a kernel sums in one way only
     what several kernels read       is computed in each of them from what it was made of, if that

@@ -29,6 +29,7 @@ from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model.calls import Call, CallChain, GivenSeconds, StepPlace
 from hybridperf.ops.gemm import Product
+from hybridperf.workloads.own import labelled
 from hybridperf.workloads.programs.in_program import (
     MESSAGE_LAUNCH,
     Rows,
@@ -45,7 +46,6 @@ from hybridperf.workloads.programs.jax.gpu_recompute import Settled
 from hybridperf.workloads.programs.jax.hlo import parse
 from hybridperf.workloads.programs.jax.hlo_collectives import collective_calls
 from hybridperf.workloads.programs.jax.shardings import NOTE
-from hybridperf.workloads.own import labelled
 from hybridperf.workloads.transformer.in_step import call_in_step
 
 FRAMEWORK = "xla"  # whose step effects count

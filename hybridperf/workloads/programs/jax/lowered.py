@@ -17,9 +17,9 @@ from unittest import mock
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError
+from hybridperf.workloads.own import check_call, is_foreign, line_of, user_line
 from hybridperf.workloads.programs.jax.hlo import Instruction
 from hybridperf.workloads.programs.jax.shardings import divided, is_sharded, written_out
-from hybridperf.workloads.own import check_call, is_foreign, line_of, user_line
 
 _PLATFORMS = {"nvidia": "cuda", "amd": "rocm"}
 _LOOP = "stablehlo.while"

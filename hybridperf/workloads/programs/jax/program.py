@@ -30,12 +30,19 @@ from hybridperf.io import InputError, read_json
 from hybridperf.model.calls import Call as Row
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Allocation, Call, Gather, LoopTrip, OpCall, ScatterAdd
+from hybridperf.workloads.own import check_call
 from hybridperf.workloads.programs.jax import hlo_collectives, hlo_ops
-from hybridperf.workloads.programs.jax.hlo import ENDLESS, TABLES, Computation, Instruction, Module, parse
+from hybridperf.workloads.programs.jax.hlo import (
+    ENDLESS,
+    TABLES,
+    Computation,
+    Instruction,
+    Module,
+    parse,
+)
 from hybridperf.workloads.programs.jax.hlo_cost import KNOWN, Costs, Count
 from hybridperf.workloads.programs.jax.lowered import jitted, lower_program, sentences
 from hybridperf.workloads.programs.jax.reuse import HloStep, Touch, in_loop, rounded, with_reuse
-from hybridperf.workloads.own import check_call
 
 # glibc serves larger blocks by fresh pages from the operating system at every call (its dynamic
 # mmap threshold ends at 32 MiB); smaller ones come back from its own free lists, already touched.

@@ -35,9 +35,9 @@ from hybridperf.model.calls import Call, CollectiveCall
 from hybridperf.ops import Gather, OpCall, ScatterAdd
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import Direction, lookup_calls
+from hybridperf.workloads.placement import plain
 from hybridperf.workloads.programs.jax.hlo_collectives import matched
 from hybridperf.workloads.programs.jax.program import OpChain, read_program
-from hybridperf.workloads.placement import plain
 
 # what a rank runs before, between and after its collectives
 Segments = list[list[tuple[str, Call]]]

@@ -10,7 +10,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from hybridperf.workloads.programs.torch.calls import NAMES, Argument, Tensor, TorchCall, UnknownOp, needs
+from hybridperf.workloads.programs.torch.calls import (
+    NAMES,
+    Argument,
+    Tensor,
+    TorchCall,
+    UnknownOp,
+    needs,
+)
 
 _VIEWS = frozenset(NAMES["no_kernel"]["views"])
 _MAY_COPY = frozenset(NAMES["no_kernel"]["nothing_alone"])

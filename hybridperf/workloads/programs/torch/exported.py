@@ -24,8 +24,8 @@ from typing import Any
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import FLOAT_DTYPES
 from hybridperf.io import InputError
-from hybridperf.workloads.programs.in_program import most_alive_bytes
 from hybridperf.workloads.own import is_foreign
+from hybridperf.workloads.programs.in_program import most_alive_bytes
 from hybridperf.workloads.programs.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
 from hybridperf.workloads.programs.torch.capture import Captured
 from hybridperf.workloads.programs.torch.composites import is_view, parts

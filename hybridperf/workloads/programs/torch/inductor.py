@@ -1,6 +1,6 @@
 """Kernels and memory of a compiled step: what Inductor makes of captured ops.
 
-Inductor (torch/_inductor/scheduler.py) fuses as `workloads/programs/fusion.py` has it: an op joins the loop
+Inductor (torch/_inductor/scheduler.py) fuses as `programs/fusion.py` has it: an op joins the loop
 that made one of its inputs in the same pass. What the backward pass reads of the forward pass is
 written, as in an eager step: Inductor computes some of it again instead, which saves memory more
 than time. The optimizer is not compiled. Few channels with many numbers each are summed in parts,

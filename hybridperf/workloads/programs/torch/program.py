@@ -30,6 +30,7 @@ from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds, StepPlace
 from hybridperf.ops import Allocation, Convolution, EagerOp, Gather, OpCall
 from hybridperf.ops.attention import Attention
 from hybridperf.ops.operand_order import is_channels_first
+from hybridperf.workloads.own import labelled
 from hybridperf.workloads.programs.in_program import (
     MESSAGE_LAUNCH,
     Rows,
@@ -39,7 +40,6 @@ from hybridperf.workloads.programs.in_program import (
 )
 from hybridperf.workloads.programs.jax.program import FRESH_BLOCK_BYTES
 from hybridperf.workloads.programs.jax.reuse import HloStep, Touch, rounded, with_reuse
-from hybridperf.workloads.own import labelled
 from hybridperf.workloads.programs.torch import inductor
 from hybridperf.workloads.programs.torch.calls import Tensor
 from hybridperf.workloads.programs.torch.capture import NOT_COMPILED, Captured, capture

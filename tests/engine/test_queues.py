@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from hybridperf.serving.queues import (
+from hybridperf.engine.queues import (
     erlang_b,
     erlang_c,
     falling_root,

@@ -1,7 +1,7 @@
 """Names in rows of training steps: which device, fabric, publisher, precision a row's words mean.
 
-Everything lies in `names.toml`; here it is only looked up. A row says its accelerator in `gpu`, as
-a driver, a datasheet, a cluster or a submission calls it ("XE9680x8H100-SXM-80GB", "h100_80gb",
+Everything lies in `machines.toml`; here it is only looked up. A row says its accelerator in `gpu`,
+as a driver, a datasheet, a cluster or a submission calls it ("XE9680x8H100-SXM-80GB", "h100_80gb",
 "System: DGX-GB200"), and its network in `network`. What published tables say in prose,
 `published_rows.py` reads.
 """
@@ -84,7 +84,7 @@ def plain(text: str) -> str:
 @functools.cache
 def aliases() -> Mapping[str, Any]:
     """The whole alias file."""
-    return shipped_toml(__package__, "names.toml")
+    return shipped_toml(__package__, "machines.toml")
 
 
 def machine(
@@ -98,7 +98,7 @@ def machine(
 
     Args:
         gpu: what the row calls its accelerator.
-        network: that of its nodes, as `names.toml` calls it; "" for none.
+        network: that of its nodes, as `machines.toml` calls it; "" for none.
         device: in place of the row's own.
         system: in place of the row's own.
         row_system: what the row calls its system.
@@ -242,7 +242,7 @@ def publishers() -> tuple[str, ...]:
 
 @functools.cache
 def publisher(name: str) -> Mapping[str, Any]:
-    """What holds of all rows that one publishes (`names.toml`); nothing of an unknown one."""
+    """What holds of all rows that one publishes (`machines.toml`); nothing of an unknown one."""
     known = aliases()["publisher"]
     own = known.get(name, {})
     return {**known.get(own.get("like", ""), {}), **own}

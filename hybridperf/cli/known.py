@@ -4,7 +4,6 @@ what two models differ in: their origin; knobs, memory levels, intervals over 5 
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -15,7 +14,6 @@ import numpy as np
 
 from hybridperf import hardware
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
-from hybridperf.explore.sweeps.written import json_schema
 from hybridperf.io import InputError, unknown
 from hybridperf.learning.prior.implementation import CollectiveImplementation
 from hybridperf.model import GroupReport, PerfModel, is_shipped, load_model, shipped_models
@@ -60,8 +58,6 @@ def known(name: str) -> str:
         dimensions = {op: ", ".join(op_by_name(op)[0].dimensions()) for op in op_names()}
         width = max(map(len, dimensions))
         return "\n".join(f"{op.ljust(width)}  {sizes}" for op, sizes in dimensions.items())
-    if name == "spec":
-        return json.dumps(json_schema(), indent=1)
     if holds_a_model(name):
         return model(load_model(name))
     if find_collectives(name) is not None:
@@ -236,19 +232,6 @@ def over_datasheet(loaded: PerfModel) -> list[str]:
     if not any((np.asarray(share)[at] > 1).any() for share in shares):
         return []
     return [f"over 100 % of the datasheet's: {beyond_datasheet(loaded.device)}"]
-
-
-def machine_words(loaded: PerfModel) -> str:
-    """Which machine a model is of: "one pinned core of NAME", with what was measured and when."""
-    spec, facts = loaded.device, loaded.provenance
-    cores = spec.multiprocessors if spec.kind == "cpu" else None
-    pinned = " pinned" if (facts.get("machine") or {}).get("cores") else ""
-    count = (
-        "" if not cores else f"one{pinned} core of " if cores == 1 else f"{cores}{pinned} cores of "
-    )
-    rows = sum(report.rows for report in loaded.groups.values())
-    measured = f"{rows:,} measured rows" if rows else "its datasheet alone"
-    return ", ".join(filter(None, [f"{count}{spec.name}", measured, str(facts.get("date") or "")]))
 
 
 def within_words(half_width: float | None) -> str:
