@@ -2,7 +2,7 @@
 Python issues and is timed; on a CPU, which does at once what it is asked, tensors so small that
 their arithmetic is next to nothing.
 
-    launch        a step of a small model, over its launches (`workloads/programs/torch/launches.py`): what
+    launch        a step of a small model, over its launches (`programs/torch/launches.py`): what
                   modules, records of gradients, optimizers and Python's own time make of each
     issue         one op by its name, with a record for its gradient
     view          an op that launches nothing

@@ -9,8 +9,8 @@ all runs follow each other, and of each run the round counts in which the loop h
 SERVED.json: facts of the machine, the decoder's sizes, seconds of a step of the loop around it and
 of a request's way through it, and for each run the requests with the seconds at which they were
 sent and at which each token left the server and came, and usual processor seconds of each program's
-call. DIR keeps the decoder's programs, which `hybridperf.workloads.programs.jax.program.load_program` reads,
-or `torch.exported`.
+call. DIR keeps the decoder's programs, which `load_program` of `workloads/programs/jax` reads, or
+`torch.exported`.
 """
 
 from __future__ import annotations

@@ -130,10 +130,10 @@ def search(
     """Find the best point within bounds and constraints, such as the lowest cost, and what limits
     it.
     """
+    from hybridperf.explore.searches import report as reports
     from hybridperf.explore.searches.run import search as run_search
     from hybridperf.explore.searches.spec import SHIPPED
     from hybridperf.io import check_folder_writable
-    from hybridperf.report import search as reports
 
     if example:
         return _print_example(SHIPPED / "cheapest_platform.toml")
@@ -181,10 +181,10 @@ def shard(
     \b
     COLUMNS embedding_tables
     """
+    from hybridperf.explore.sharding import report as reports
     from hybridperf.explore.sharding.result import FILES
     from hybridperf.explore.sharding.run import shard as run_shard
     from hybridperf.io import check_folder_writable
-    from hybridperf.report import sharding as reports
 
     keep_files(common.inside(out, (*FILES, _PICTURE)), [tables])
     if out:

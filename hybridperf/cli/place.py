@@ -40,7 +40,7 @@ def place(
 
     from hybridperf.hardware.topology import load_topology
     from hybridperf.io import read_table
-    from hybridperf.report import placement as reports
+    from hybridperf.runs import placement_report as reports
     from hybridperf.runs.placement import (
         POLICIES,
         PlacedStep,

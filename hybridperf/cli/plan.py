@@ -46,7 +46,7 @@ def plan(
     from hybridperf.io import InputError, check_folder_writable
     from hybridperf.io.numbers import number_of_tokens
     from hybridperf.model.adapted_steps import Adaptation
-    from hybridperf.report import plan as reports
+    from hybridperf.training.plans import report as reports
     from hybridperf.training.plans.explain import confirm as confirmed
     from hybridperf.training.plans.explain import neighbours
     from hybridperf.training.plans.layout_text import counted
@@ -117,9 +117,9 @@ def _offloaded(
 ) -> None:  # fmt: skip
     """Layouts that fit with state in CPU memory; `fitting_s`: of the best that fits without."""
     from hybridperf.io import write_table
-    from hybridperf.report import plan as reports
     from hybridperf.training.offload.layouts import offloaded_frame, offloaded_layouts
     from hybridperf.training.offload.step import system_tiers
+    from hybridperf.training.plans import report as reports
 
     tiers = system_tiers(system, cpu_bytes=cpu_bytes)
     found = offloaded_layouts(model, system, gpus, tiers, batch=batch, count=top, **asked)

@@ -157,8 +157,8 @@ def of_shape(
     """Print all deployments, ranked; `hybridperf serve` has the arguments."""
     from hybridperf.engine.economy import economy
     from hybridperf.io import read_table
-    from hybridperf.runs import serving_rows as names
     from hybridperf.serving import open_loop
+    from hybridperf.serving import rows as names
     from hybridperf.serving.deployment_latency import Question
     from hybridperf.serving.deployments import deployments, precisions
     from hybridperf.serving.machines import machine_of

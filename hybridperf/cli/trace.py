@@ -43,7 +43,7 @@ def summary(
     """Where the time of each step and rank went: computation, communication, idle; top ops."""
     from hybridperf.hardware import HOST_FILE
     from hybridperf.io import write_table
-    from hybridperf.report import trace_tables as tables
+    from hybridperf.traces import tables
     from hybridperf.traces.overheads import fit_host
     from hybridperf.traces.steps import common_steps
     from hybridperf.traces.summary import summaries, table, top_kernels, top_ops, worst
@@ -90,7 +90,7 @@ def summary(
 
 
 def _as_another_tool(tool: str, files: list[Path], out: Path | None, options: list[str]) -> None:
-    from hybridperf.report import trace_tables as tables
+    from hybridperf.traces import tables
     from hybridperf.traces.as_hta import temporal_breakdown
 
     if tool.lower() != "hta":
@@ -153,8 +153,7 @@ def replay(
     out: Path | None = None,
 ) -> None:
     """A recorded step replayed: does its time match, what limits it, what if something changed."""
-    from hybridperf.report import trace_tables as tables
-    from hybridperf.traces import perfetto, what_if
+    from hybridperf.traces import perfetto, tables, what_if
     from hybridperf.traces import replay as replays
     from hybridperf.traces.steps import common_steps
 

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
-from hybridperf.explore import frames
-from hybridperf.fields import fields_of
+from hybridperf.fields import fields_of, frames
 from hybridperf.fields.frames import question_of
 from hybridperf.fields.registry import folded
 from hybridperf.io import InputError

@@ -13,6 +13,7 @@ from support.made_sharding import made_tables
 
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
+from hybridperf.explore.sharding import report as reports
 from hybridperf.explore.sharding import run as sharding_run
 from hybridperf.explore.sharding.fused import KernelPricer
 from hybridperf.explore.sharding.tables import read_embedding_tables
@@ -20,7 +21,6 @@ from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops.embedding import Table
-from hybridperf.report import sharding as reports
 
 SYSTEM = "aws_p4de_a100"
 A100 = ("--model", "a100_sxm4_80g", "--system", SYSTEM)

@@ -28,6 +28,7 @@ import numpy as np
 
 from hybridperf.io.arrays import flat, nested
 from hybridperf.io.namespace import array_module
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.ensemble import fits
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess
@@ -184,7 +185,7 @@ class Adapted:
         elif self.rows == 0:
             half = by_word
         if (law := prior.population.law) is not None and isinstance(rows, FamilyRows):
-            by_law = process.NINE_OF_TEN * module.hypot(law.law_sd, rows.library_sd)
+            by_law = NINE_OF_TEN * module.hypot(law.law_sd, rows.library_sd)
             half = module.where(met, half, by_law)
         return Predicted(log_s, log_s - half, log_s + half, on.total, outside)
 
