@@ -235,7 +235,7 @@ def over_datasheet(loaded: PerfModel) -> list[str]:
 
 
 def within_words(half_width: float | None) -> str:
-    """Factor between prediction and measurement that nine in ten rows stay within."""
+    """Factor between prediction and measurement that 90 % of rows stay within."""
     return "-" if half_width is None else f"x{1 + half_width:.2f}"
 
 

@@ -52,7 +52,7 @@ def run(
 
     \b
     Columns that are written:
-      predicted_days, days_low, days_high     of the run; nine of ten lie between low and high
+      predicted_days, days_low, days_high     of the run; a 90 % interval
       goodput, uptime, failures, gpu_hours,   each also as NAME_low and NAME_high; shares of the
       usd, energy_j, co2_kg                   time from 0 to 1
       predicted_step_s                        seconds of a step

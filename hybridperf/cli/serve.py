@@ -58,7 +58,7 @@ def serve(
     \b
     Columns that are written (seconds, bytes):
       predicted_ttft_s, ttft_low_s, ttft_high_s    mean time to first token of a closed loop of
-                                    clients; nine of ten rows lie between low and high
+                                    clients; low to high is a 90 % interval
       predicted_tpot_s, tpot_low_s, tpot_high_s    per output token of a request
       predicted_tokens_per_s_gpu    output tokens of all requests, per GPU
       memory_bytes, fits            of a GPU that decodes; whether weights and a request fit

@@ -34,7 +34,7 @@ def steps(
 
     \b
     Columns that are written (seconds, bytes):
-      predicted_s, low_s, high_s    of a step; nine of ten lie between low and high
+      predicted_s, low_s, high_s    of a step; a 90 % interval
       tokens_per_s, mfu             of all GPUs; MFU from 0 to 1: model FLOPs over time, GPUs and
                                     peak. Model FLOPs are 6 for each weight of a matrix and token,
                                     and those of attention's whole square, not its causal half;

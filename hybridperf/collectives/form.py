@@ -65,7 +65,7 @@ class Parts(NamedTuple):
 
 
 class AlphaBeta:
-    """The form above."""
+    """The closed form of a collective (see the head of this file) as a `ClosedForm` of the learner."""
 
     name = "links"
     knobs: tuple[str, ...] = (
@@ -82,7 +82,7 @@ class AlphaBeta:
     known_spread: Mapping[str, float] = {"sharpness": 0.2}
 
     def shared(self, words: tuple[str, ...]) -> str:
-        """The link."""
+        """Name of the link, whose knobs all ops on it share."""
         return words[2]
 
     def log_s(self, theta: np.ndarray, work: np.ndarray) -> np.ndarray:

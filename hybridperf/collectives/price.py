@@ -119,7 +119,7 @@ class CollectiveTable:
     least: CollectiveTable | None = None  # [N] what takes no longer, such as a node's own part
 
     def rows(self, at: np.ndarray) -> CollectiveTable:
-        """Some of them."""
+        """The same table with the rows at some places only."""
 
         def some(part: Curves | np.ndarray) -> Curves | np.ndarray:
             return part.rows(at) if isinstance(part, Curves) else part[at]

@@ -60,7 +60,7 @@ class CollectivePricer:
 
     @staticmethod
     def of(model: CollectiveModel, collective: str, **place: Any) -> CollectivePricer:
-        """As `of_a_byte` takes it."""
+        """A pricer of one collective on one system; arguments as of `of_a_byte`."""
         return CollectivePricer(of_a_byte(model, collective, **place))
 
     def __call__(self, links: Links, bytes: ArrayLike) -> Array:  # named as in tables

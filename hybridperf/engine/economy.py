@@ -75,7 +75,7 @@ class Economy:
 
     @property
     def money(self) -> str:
-        """What the money pays."""
+        """What money pays for: "rent", or "electricity" of devices of one's own."""
         return "electricity" if self.owned else "rent"
 
     @property

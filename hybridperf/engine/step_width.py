@@ -39,7 +39,7 @@ from hybridperf.model.price import price
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepWidth:
-    """What widens a step."""
+    """The components of variance that widen a step's interval."""
 
     deviation: Array  # [C, U] of the log of seconds, 0 for rows of other components
     parts: Array  # [P, 3] and [E, 3], as `StepTable` has them: rows made of others

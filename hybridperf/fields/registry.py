@@ -88,7 +88,7 @@ class Field:
 
     @property
     def legal(self) -> str:
-        """Its values in words."""
+        """Legal values of the field, as a sentence lists them."""
         if self.kind == "flag":
             return f"{YES}, {NO}"
         return ", ".join(filter(None, self.words))
@@ -203,7 +203,7 @@ def _flag_words() -> Mapping[str, str]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fields:
-    """The fields of a question."""
+    """The fields of one question, by name, alias and resemblance."""
 
     question: str
     by_name: Mapping[str, Field]

@@ -52,7 +52,7 @@ class Machine:
 
     @property
     def device(self) -> str:
-        """Name of the device."""
+        """Name of the accelerator in `devices.toml`."""
         return self.spec.id
 
     def for_gpus(self, gpus: int) -> Machine:
@@ -83,7 +83,7 @@ def plain(text: str) -> str:
 
 @functools.cache
 def aliases() -> Mapping[str, Any]:
-    """The whole alias file."""
+    """The content of `machines.toml`: how people call machines."""
     return shipped_toml(__package__, "machines.toml")
 
 

@@ -51,7 +51,7 @@ class Comparison:
     equal: bool
 
     def at(self, columns: Mapping[str, float]) -> tuple[float, float]:
-        """Both sides at one point."""
+        """Values of both sides (less, more) at one point."""
         return self.less.at(columns), self.more.at(columns)
 
     @property
@@ -107,7 +107,7 @@ class Expression:
         return np.broadcast_to(np.asarray(value, kind), (rows,))
 
     def at(self, columns: Mapping[str, float]) -> float:
-        """Its value at one point."""
+        """Value of the expression at one point, given its variables."""
         return float(self({name: np.array([value]) for name, value in columns.items()}, 1)[0])
 
     def traced(self, values: Mapping[str, Any], xp: Any) -> Any:

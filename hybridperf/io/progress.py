@@ -48,7 +48,7 @@ Show = Callable[[Progress], None]
 
 
 def time_left(left_s: float) -> str:
-    """`about 3 minutes left`."""
+    """Remaining seconds as people say them: `about 3 minutes left`."""
     if left_s < _MANY_S:
         return "a minute left" if left_s > _MANY_S / 2 else "less than a minute left"
     return f"about {left_s / 60:.0f} minutes left"

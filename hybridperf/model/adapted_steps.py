@@ -237,7 +237,7 @@ class Adaptation:
         if few:
             why = f"measured steps of {group} too few to fit ({few})"
         left = "alone" if self.host is None else "and the launches of its host"
-        return f"{why}: believed efficiencies {left}"
+        return f"{why}: default efficiencies {left}"
 
     def save(self, path: str | Path) -> None:
         """Write everything into one JSON file."""

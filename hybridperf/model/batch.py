@@ -51,7 +51,7 @@ class Batch:
 
     @functools.cached_property
     def group(self) -> str:
-        """Whose knobs price them."""
+        """Name of the group of ops whose knobs price the batch."""
         return GROUPS[int(self.part.group[0])]
 
     @functools.cached_property

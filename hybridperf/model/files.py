@@ -135,7 +135,7 @@ def shipped_from(document: str) -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def shipped() -> tuple[PerfModel, ...]:
-    """All shipped calibrations."""
+    """Models of all calibrations that are shipped, loaded once."""
     root = installed_hardware()
     return tuple(load_model(root / name) for name in shipped_models()) if root else ()
 

@@ -56,7 +56,7 @@ _STEP = 1e-3  # of a log, for slopes
 
 @dataclasses.dataclass(frozen=True)
 class Microbenchmarks:
-    """What is known of one GPU."""
+    """What microbenchmarks of lookups showed of one GPU."""
 
     memory_bytes_per_s: float
     l2_bytes_per_s: float = math.nan  # as other numbers: not a number where nobody measured it
@@ -150,7 +150,7 @@ class LookupPrior:
 
 @functools.cache
 def lookup_prior() -> LookupPrior:
-    """What all GPUs show."""
+    """Mean and spread of lookup knobs over all measured GPUs."""
     return LookupPrior.of()
 
 

@@ -43,7 +43,7 @@ from hybridperf.ops import GROUPS, OpCall
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepTable:
-    """The rows of a step."""
+    """Unique rows of a step with what prices and widens them."""
 
     ops: OpTable  # [O]; a row that nothing points to where there is none
     given_s: Array  # [F], and 0 for what is composed of other rows

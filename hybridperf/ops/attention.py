@@ -75,11 +75,11 @@ class Attention(Op):
         return self.kv_heads + (self.kv_heads == 0) * self.heads
 
     def cache_bytes(self) -> float:
-        """Of a number in the cache."""
+        """Bytes of a number in the key-value cache."""
         return DTYPE_BYTES[self.kv_dtype or self.dtype]
 
     def wide_bytes(self) -> float:
-        """Of a number between ops."""
+        """Bytes of a number that passes between ops in higher precision."""
         return max(self.element_bytes, WIDE_BYTES)
 
     def attended(self, pairs: Array, numbers_bytes: Array) -> Work:

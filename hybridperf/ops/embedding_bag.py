@@ -74,11 +74,11 @@ class _Bags(Op):
     hot: Array = 0.0
 
     def lookups(self) -> Array:
-        """Rows looked up."""
+        """Rows that the batch looks up in all."""
         return self.batch * self.pooling
 
     def row_bytes(self) -> Array:
-        """Bytes of a row."""
+        """Bytes of a row of the table."""
         return self.dim * self.element_bytes
 
     def access(self) -> Mapping[str, Array]:

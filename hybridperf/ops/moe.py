@@ -140,7 +140,7 @@ class Moe(Op):
         return scheme_dtype(self.dtype, self.quant)
 
     def routing(self) -> Routing:
-        """What this rank gets."""
+        """Tokens and experts of this rank under the op's distribution."""
         return route(self.tokens, self.topk, self.experts, self.moe_ep, self.distribution)
 
     def work(self) -> Work:

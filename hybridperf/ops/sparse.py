@@ -71,7 +71,7 @@ class Sparse(Op):
         return module.minimum(of_longest, of_spread)
 
     def gathers(self) -> Array:
-        """Dense rows gathered."""
+        """Number of dense rows that the kernel gathers."""
         return self.nnz / self.block
 
     def distinct(self) -> Array:
@@ -80,7 +80,7 @@ class Sparse(Op):
         return -cols * array_module(cols, self.nnz).expm1(-self.gathers() / cols)
 
     def row_bytes(self) -> Array:
-        """Of one dense row."""
+        """Bytes of a row of the dense operand."""
         return self.n * self.element_bytes
 
     def first_bytes(self) -> Array:

@@ -21,7 +21,7 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Uploads:
-    """The files of one server."""
+    """Files dropped on the page of one server, in a folder that goes with it."""
 
     def __init__(self) -> None:
         _remove_left()

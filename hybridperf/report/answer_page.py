@@ -51,7 +51,7 @@ def write_answer_page(
 
 
 def answer_page(title: str, answer: Mapping[str, Any], printed: str = "") -> str:
-    """The page's HTML."""
+    """One HTML file that draws an answer without a network."""
     told = json.dumps({"answer": plain(answer), "printed": printed}, allow_nan=False)
     program, *arguments = sys.argv
     command = shlex.join(["hybridperf", *arguments]) if "hybridperf" in program else ""

@@ -21,7 +21,7 @@ PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, 
 
 
 def seconds(value: float | None) -> str:
-    """`12.3 ms`."""
+    """Seconds in three digits and a fitting unit: `12.3 ms`."""
     if value is None or not math.isfinite(value):
         return "-"
     if value == 0:
@@ -39,7 +39,7 @@ def quantity(value: float | None, unit: str) -> str:
 
 
 def energy(joules: float | None) -> str:
-    """`2.1 kWh`."""
+    """Joules in watt hours, in three digits: `2.1 kWh`."""
     return quantity(None if joules is None else joules / J_PER_WH, "Wh")
 
 
@@ -52,7 +52,7 @@ def amount(value: float) -> str:
 
 
 def percent(value: float | None) -> str:
-    """`12.3 %` from a share."""
+    """A share as a percentage of one decimal: `12.3 %`."""
     return "-" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
 
 
@@ -62,7 +62,7 @@ def within(low_s: float | None, high_s: float | None) -> str:
 
 
 def span_words(words: Callable[[float], str], low: float, high: float) -> str:
-    """Both ends of an interval."""
+    """Both ends of an interval, each in its own words."""
     return f"{words(low)} to {words(high)}"
 
 
@@ -80,12 +80,12 @@ def dollars(value: float) -> str:
 
 
 def whole_percent(share: float) -> str:
-    """`12 %` from a share."""
+    """A share as a whole percentage: `12 %`."""
     return f"{100 * share:.0f} %"
 
 
 def short(text: str, length: int = 90) -> str:
-    """Text cut to a length."""
+    """Text cut to a length, with dots where it was."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 

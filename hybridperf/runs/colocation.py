@@ -44,7 +44,7 @@ class Group:
 
     @property
     def bounds_s(self) -> tuple[float, float]:
-        """Least and most seconds."""
+        """Least and most seconds that the group's tasks take together."""
         busiest_s = float(self.resource_s.sum(0).max(initial=0.0))
         return max(float(self.alone_s.max(initial=0.0)), busiest_s), float(self.alone_s.sum())
 

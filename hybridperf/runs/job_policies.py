@@ -37,7 +37,7 @@ _Left = Callable[[int], float]
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """J jobs on so many GPUs."""
+    """J jobs on so many GPUs, and the policies that deal these out."""
 
     gpus: int
     times: Sequence[JobTimes]
@@ -191,7 +191,7 @@ ENDS = ("", "low", "high")  # of all step times together: one machine errs one w
 
 @dataclasses.dataclass(frozen=True)
 class JobStudy:
-    """What `study` finds."""
+    """Streams of jobs under several policies, side by side."""
 
     # a row per policy: `policy, mean_completion_s, low_s, high_s, p95_completion_s, mean_wait_s,
     # moves, busy_share`
@@ -260,7 +260,7 @@ def _asked(job: TrainingJob, times: JobTimes) -> int:
 def cluster(
     jobs: Sequence[TrainingJob], times: Sequence[JobTimes], gpus: int, restart_s: float = 0.0
 ) -> Cluster:
-    """Jobs on a cluster."""
+    """A cluster whose jobs have known rates by GPUs."""
     asked = [_asked(job, one) for job, one in zip(jobs, times, strict=True)]
     return Cluster(
         gpus, times, np.array([job.steps for job in jobs]),

@@ -38,7 +38,7 @@ class StreamResult:
 
     @property
     def completion_s(self) -> np.ndarray:
-        """From arrival to end [J]."""
+        """Seconds from arrival to end of each job [J]."""
         return self.end_s - self.arrival_s
 
     @property
@@ -47,7 +47,7 @@ class StreamResult:
         return float(self.refused.mean())
 
     def mean_completion_s(self) -> float:
-        """Of the jobs that ended."""
+        """Mean seconds from arrival to end of the jobs that ended."""
         return float(np.nanmean(self.completion_s))
 
 

@@ -33,7 +33,7 @@ _FIELDS = fields_of("jobs")
 
 @dataclasses.dataclass(frozen=True)
 class TrainingJob:
-    """A job of a table."""
+    """A training job as a row of a table of jobs gives it."""
 
     name: str
     arrival_s: float

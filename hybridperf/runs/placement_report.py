@@ -20,7 +20,7 @@ def shortcomings(placer: Placer) -> list[str]:
 
 
 def placements_report(found: pd.DataFrame, gpus: int, step: PlacedStep) -> str:
-    """A line per policy."""
+    """Placements as text, a line for each policy."""
     size = f"all-reduce of {quantity(step.all_reduce_bytes, 'B')}"
     if step.shape is not None:
         size = f"steps of {step.shape.name}, {step.micro_batch} samples a GPU; bus of an {size}"
@@ -34,7 +34,7 @@ def placements_report(found: pd.DataFrame, gpus: int, step: PlacedStep) -> str:
 
 
 def broadcasts_report(ways: pd.DataFrame, bytes: float) -> str:
-    """A line per way."""
+    """Ways to broadcast as text, a line each, over the quickest."""
     over = ways["time_s"] / ways["time_s"].min()
     sent = f"{quantity(bytes, 'B')} from one to all"
     return f"{sent}\n{frame_table(ways.assign(over_the_quickest=over))}"
@@ -78,7 +78,7 @@ def gains_over(before: PlacedStream, after: PlacedStream) -> dict[str, float]:
 
 
 def jobs_frame(jobs: Sequence[PlacedJob], streams: Sequence[PlacedStream]) -> pd.DataFrame:
-    """A row per job and policy."""
+    """Jobs and their placement as a frame, a row per job and policy."""
     return pd.concat([
         pd.DataFrame({
             "policy": one.policy, "name": [job.name for job in jobs],

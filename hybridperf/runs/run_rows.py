@@ -1,6 +1,6 @@
 """Rows of whole training runs: days, money, energy and carbon of each, with failures.
 
-predicted_days days_low days_high    of the run; nine of ten lie between
+predicted_days days_low days_high    of the run; 90 % intervals
 goodput uptime failures gpu_hours    each with NAME_low and NAME_high; goodput and uptime are
 usd energy_j co2_kg                  shares of the time
 predicted_step_s                     seconds of a step

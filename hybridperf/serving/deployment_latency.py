@@ -96,7 +96,7 @@ class Space(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """[N] each."""
+    """Latencies of N deployments and the rate at which they serve."""
 
     ttft_s: np.ndarray
     tpot_s: np.ndarray
@@ -113,7 +113,7 @@ def prompt_seconds(asked: Question, priced: Priced, effects: ServingEffects) -> 
 
 
 def latency_of(asked: Question, priced: Priced, space: Space) -> Latency:
-    """Of all deployments [N]."""
+    """Latencies of all deployments of a space [N] under a question's load."""
     size = len(space.held)
     ranks = space.replicas * priced.known.ranks[space.decode]
     loads = Loads(

@@ -174,7 +174,7 @@ class _Steps:
         return _Steps(deployment, PreparedStep.of(model, rows), tables, launches, known)
 
     def knobs(self, load: Knobs, effects: tuple[str, ...]) -> dict[str, Any]:
-        """Today's numbers."""
+        """Today's values of the machine's, the load's and the framework's knobs."""
         return self.prepared.knobs | {
             "load": {name: float(value) for name, value in load.items()},
             "effects": {name: float(getattr(self.believed, name)) for name in effects},
@@ -190,7 +190,7 @@ class _Steps:
         return alone.as_run(self.effects(knobs), self.launches, float(eager), made)
 
     def effects(self, knobs: Knobs) -> ServingEffects:
-        """Of the framework."""
+        """Effects of the framework at these knobs."""
         return dataclasses.replace(self.believed, **knobs["effects"])
 
 

@@ -23,7 +23,7 @@ from hybridperf.workloads.serving import Deployment
 
 
 class Latency(NamedTuple):
-    """[N] each."""
+    """Seconds and rates of N engines under their clients, an array each."""
 
     ttft_s: np.ndarray
     tpot_s: np.ndarray

@@ -25,7 +25,7 @@ from hybridperf.model.machine import machine_model
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What prices a row."""
+    """The device, links and notes that price a row of operating points."""
 
     device: str
     model: str
@@ -37,7 +37,7 @@ class Machine:
 
     @property
     def spec(self) -> DeviceSpec:
-        """Facts of its device."""
+        """Published facts of the machine's accelerator."""
         return load_device(self.device) if self.steps is None else self.steps.spec
 
     def load(self) -> PerfModel:

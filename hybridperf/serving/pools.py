@@ -179,7 +179,7 @@ def homogeneous(
 
 
 def pool_words(types: Sequence[InstanceType], pool: Pool) -> str:
-    """2 x a, 1 x b: 5 USD/h."""
+    """A pool in a line: `2 x a, 1 x b: 5 USD/h`."""
     named = zip(types, pool.counts, strict=True)
     counts = ", ".join(f"{count} x {one.name}" for one, count in named if count)
     return f"{counts}: {pool.usd_per_hour:.4g} USD/h"

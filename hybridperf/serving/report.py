@@ -22,10 +22,10 @@ LEGEND = (
     " tokens/s/user: 1 / TPOT",
     "the first: most tokens/s/GPU of those predicted within the limits; keeps limits: the chance"
     " that measured latencies are within them",
-    "intervals: nine of ten, as wide as published operating points lie around the law without any"
+    "intervals: 90 %, as wide as published operating points lie around the law without any"
     " fit; --fit-on ROWS narrows them by your own",
 )
-_FITTED = "intervals: nine of ten, by what {} measured rows tell"
+_FITTED = "intervals: 90 %, by what {} measured rows tell"
 
 
 def layout_words(row: Any) -> str:
@@ -107,10 +107,10 @@ def _table(some: pd.DataFrame, money: str) -> str:
         "chunk": lambda row: row.chunk,
         "TTFT": lambda row: step_words(row.ttft_s),
         "TPOT": lambda row: step_words(row.tpot_s),
-        "nine of ten": lambda row: span_words(step_words, row.tpot_s_low, row.tpot_s_high),
+        "90 % interval": lambda row: span_words(step_words, row.tpot_s_low, row.tpot_s_high),
         "tokens/s/GPU": lambda row: f"{row.tokens_per_s_gpu:,.0f}",
         "keeps limits": lambda row: f"{row.chance:.0%}",
-        "of them nine of ten": lambda row: span_words(
+        "90 % interval of that": lambda row: span_words(
             "{:,.0f}".format, row.tokens_per_s_gpu_low, row.tokens_per_s_gpu_high
         ),
         "tokens/s/user": lambda row: f"{row.tokens_per_s_user:,.0f}",

@@ -97,7 +97,7 @@ class ServedRow:
 
     @property
     def memory_bytes(self) -> float:
-        """Of each GPU."""
+        """Memory of each GPU in bytes; infinite where nobody says it."""
         assert self.machine is not None
         if self.machine.steps is not None:
             return self.machine.steps.memory_bytes
@@ -116,7 +116,7 @@ class ServedRow:
 
 
 def understood(frame: pd.DataFrame) -> list[ServedRow]:
-    """Each row of a table."""
+    """The rows of a table of operating points, each with what it means."""
     read = read_columns(frame, "serve")
     records = read.frame.to_dict("records")
     seen: dict[tuple, ServedRow] = {}

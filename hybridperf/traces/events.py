@@ -75,7 +75,7 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class RankTrace:
-    """The events of one rank."""
+    """All events of one rank's trace, host and device, in columns."""
 
     source: str  # for people: file, and member of an archive
     rank: int | None  # None: the trace does not say
@@ -120,11 +120,11 @@ class RankTrace:
         return fit[self.host.name]
 
     def host_name(self, event: int) -> str:
-        """Name of one host event."""
+        """Name of a host event, by its place."""
         return self.names[self.host.name[event]]
 
     def device_name(self, event: int) -> str:
-        """Name of one device event."""
+        """Name of a device event, by its place."""
         return self.names[self.device_events.name[event]]
 
     def op_of_call(self, event: int) -> int:

@@ -198,5 +198,5 @@ def covered_s(intervals: Intervals, start_s: np.ndarray, end_s: np.ndarray) -> n
 
 
 def between(intervals: Intervals) -> Intervals:
-    """The gaps of a merged set."""
+    """Gaps between intervals that are sorted and do not overlap."""
     return intervals[1][:-1], intervals[0][1:]

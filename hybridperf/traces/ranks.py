@@ -111,7 +111,7 @@ class _GroupKey(NamedTuple):
 
     @property
     def where(self) -> str:
-        """For people."""
+        """The group of ranks, or the stream, as reports name it."""
         if self.by == "ranks" and (not self.name or self.name.isdecimal()):
             return _ranks(self.ranks)
         named = self.by in ("ranks", "name")

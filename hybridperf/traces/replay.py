@@ -73,12 +73,12 @@ class Replay:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """When each node runs."""
+        """Start and end of each node when the step is replayed."""
         return timeline(self.lowered, self.seconds)
 
     @cached_property
     def critical(self) -> CriticalPath:
-        """The longest path."""
+        """The longest path through the replayed step."""
         return critical_path(self.lowered, self.seconds)
 
     @cached_property

@@ -162,13 +162,13 @@ class StepGraph:
                 self._collective_of = dict(left)
 
     def rows(self) -> DurationRows:
-        """The rows so far."""
+        """Duration rows of the nodes added so far."""
         kind, trace, event, call, *seconds = map(np.array, zip(*self._rows, strict=True))
         busy_s, fixed_s = (column.astype(np.float64) for column in seconds)
         return DurationRows(kind, trace, event, call, busy_s, fixed_s)
 
     def nodes(self) -> ReplayNodes:
-        """What each node is."""
+        """For each node added so far, which event or turn it stands for."""
         event, row, carried, turn = map(np.array, zip(*self._nodes, strict=True))
         return ReplayNodes(event, row - 1, carried, turn)
 

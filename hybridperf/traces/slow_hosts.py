@@ -27,7 +27,7 @@ LEAST = 1.2
 
 
 class SlowHosts(NamedTuple):
-    """What was found."""
+    """Hosts and pairs of hosts that logs show to be slow, with their evidence."""
 
     # of every question and set of hosts: collective, n_gpus, n_nodes, hosts, slow_down, sizes, slow
     sets: pd.DataFrame

@@ -131,7 +131,7 @@ def _summary(
 
 
 def table(summaries: Sequence[StepSummary]) -> pd.DataFrame:
-    """All columns of all rows."""
+    """Summaries of steps as a frame, one row each."""
     rows = [asdict(row) for summary in summaries for row in summary.rows]
     return pd.DataFrame(rows, columns=list(StepSummaryRow.__dataclass_fields__))
 

@@ -125,7 +125,7 @@ class _StepBuilder:
         return self.workload()
 
     def every(self, ops: Sequence[HostOp]) -> None:
-        """All ranks do the same."""
+        """Issues the same ops on all ranks."""
         for op in ops:
             for rank in self.all:
                 self.issue.op(rank, op)

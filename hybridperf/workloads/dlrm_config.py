@@ -99,7 +99,7 @@ class DlrmConfig:
 
     @property
     def dense_dtype(self) -> str:
-        """Of MLPs and interaction."""
+        """Number format of the MLPs and the interaction."""
         return "fp32" if self.dtype is None else self.dtype
 
     @property

@@ -154,7 +154,7 @@ class _Step:
         )  # fmt: skip
 
     def every(self, *ops: HostOp | Exchange) -> None:
-        """All ranks do the same."""
+        """Issues the same ops and exchanges on all ranks."""
         for op in ops:
             if isinstance(op, Exchange):
                 size = self.clones * op.columns * DTYPE_BYTES[self.dtype]

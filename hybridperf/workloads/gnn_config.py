@@ -147,7 +147,7 @@ class GnnConfig:
             _require(known, f"dtype must be one of {', '.join(FLOAT_DTYPES)}", dtype)
 
     def name(self) -> str:
-        """In words."""
+        """Network, graph and division in words, for reports."""
         how = f"batch {self.batch}" if self.fanouts else "full graph"
         how = f"{self.snapshots} snapshots" if self.snapshots else how
         where = f", {self.ranks} ranks" if self.ranks > 1 else ""

@@ -147,3 +147,15 @@ def test_no_module_sniffs_at_how_a_device_is_called() -> None:
                 if by_name and what not in (["'.toml'"], ["'cpu'"]) and "'" in what[0]:
                     asked[f"{path.relative_to(ROOT)}:{node.lineno}"] = ast.unparse(node)
     assert not asked
+
+
+def test_public_docstrings_say_more_than_the_name() -> None:
+    """A line of under 26 characters says nothing that the name did not."""
+    short = [
+        f"{path.relative_to(ROOT)}: {node.name}: {text}"
+        for path in sorted((ROOT / "hybridperf").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        and 0 < len(text := ast.get_docstring(node) or "") < 26
+    ]  # fmt: skip
+    assert not short, "\n".join(short)

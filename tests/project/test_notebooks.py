@@ -190,11 +190,11 @@ def test_serving_runs_and_its_answers_hold_what_they_say(
     best, low, high = (
         float(number.replace(",", ""))
         for number in re.search(
-            r"sequences: (\S+) tokens/s and GPU\nnine of ten believe (\S+) to (\S+),", said
+            r"sequences: (\S+) tokens/s and GPU\n90 % interval (\S+) to (\S+),", said
         ).groups()
     )
     assert low < best < high
-    rate = float(re.search(r"up to (\S+) requests/s nine of ten", said).group(1))
+    rate = float(re.search(r"up to (\S+) requests/s at P90", said).group(1))
     assert rate > 0
     assert len(re.findall(r" (?:ttft|tpot)_s  ", said)) == 16  # four runs of the real loop
     if (data / "training_steps").is_dir():

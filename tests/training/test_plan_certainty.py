@@ -82,7 +82,7 @@ def test_an_interval_ends_where_the_hardware_does():
         ("torchtitan on Ampere sm_80", "fitted to rows of torchtitan on Ampere sm_80"),
         (
             "torchtitan on Hopper sm_90",
-            "no measured steps of megatron_core on Ampere sm_80: believed efficiencies alone",
+            "no measured steps of megatron_core on Ampere sm_80: default efficiencies alone",
         ),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_plan_says_whose_rows_its_knobs_are(run, tmp_path, rows_of, says):
     )  # fmt: skip
     assert status == 0
     assert says in said
-    assert ("fitted to rows" in said, "believed efficiencies" in said) == (
+    assert ("fitted to rows" in said, "default efficiencies" in said) == (
         "fitted" in says,
         "believed" in says,
     )

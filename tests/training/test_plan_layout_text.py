@@ -127,7 +127,7 @@ def test_words_are_the_same_everywhere():
 
 def test_the_report_defines_what_it_says(found, report):
     assert NAIVE in report
-    assert "fastest first: which ranks are neighbours" in report
+    assert "rank order: which ranks are neighbours" in report
     assert "of rent" in report
     assert "by the meter" in report
     assert "micro_batch" not in report

@@ -96,5 +96,5 @@ def test_quicker_links_are_among_the_levers(shape):
     found = plan(
         shape, "aic_h100_sxm", 16, batch=32, only={"tp": [4], "cp": [1], "recompute": ["none"]}
     )
-    quick = next(one for one in lever_effects(found) if one.lever == "quick links")
+    quick = next(one for one in lever_effects(found) if one.lever == "link latency")
     assert quick.elasticity < 0

@@ -179,7 +179,7 @@ def test_groups_of_too_few_rows_say_whose_rows_predict_them(cache, measured):
         for said in found.remarks
     )
     assert any(
-        said.endswith("got 1; such rows are predicted by believed efficiencies")
+        said.endswith("got 1; such rows are predicted by default efficiencies")
         for said in found.remarks
     )
     borrowed, own, alone = found.frame["note"]
@@ -189,7 +189,7 @@ def test_groups_of_too_few_rows_say_whose_rows_predict_them(cache, measured):
     )
     assert "fitted to rows" not in own
     assert (
-        "measured steps of llm_foundry on Hopper sm_90 too few to fit (1): believed efficiencies"
+        "measured steps of llm_foundry on Hopper sm_90 too few to fit (1): default efficiencies"
         " alone" in alone
     )
 

@@ -472,7 +472,7 @@ def test_an_interval_holds_what_nobody_knows_of_a_step(model):
         found = hp.predict(model, hp.transformer(c, host))
         assert found.low_s < found.time_s < found.high_s
         widths.append(np.log(found.high_s / found.low_s))
-        assert any("no measured steps: believed efficiencies alone" in one for one in found.notes)
+        assert any("no measured steps: default efficiencies alone" in one for one in found.notes)
     products, launches, traced = widths
     assert 0.3 < products < 0.8 < launches
     assert traced < 0.7 * launches

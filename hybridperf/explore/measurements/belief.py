@@ -135,7 +135,7 @@ class Belief:
         return np.asarray(footprint <= LARGEST_SHARE_OF_MEMORY * self.model.device.memory_bytes)
 
     def covariance(self) -> np.ndarray:
-        """Of log times [R, R]."""
+        """Covariance of the logs of the rows' times [R, R]."""
         of_rows = (self.slopes.T * (self.known / self.residual_sd**2)) @ self.slopes
         precision = np.diag(self.widths**-2.0) + of_rows
         # S = precision^-1 = L^-T L^-1

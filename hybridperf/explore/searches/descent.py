@@ -31,7 +31,7 @@ _WORST = 1e12
 
 @dataclasses.dataclass(frozen=True)
 class DescentResult:
-    """Where the starts came to."""
+    """Where S starts came to, and the path of each."""
 
     u: np.ndarray  # [S, K] the best point that each saw
     f: np.ndarray  # [S] there
@@ -47,7 +47,7 @@ def violation(at: PointSlopes, equal: np.ndarray) -> np.ndarray:
 
 
 def descend(problem: SearchProblem, starts: np.ndarray) -> DescentResult:
-    """From starts [S, K]."""
+    """Gradient descent from starts [S, K] in the unit cube, conditions as penalties."""
     method, equal = problem.spec.method, problem.equal
     steps = method.rounds * method.steps
     rate = optax.exponential_decay(_FIRST_STEP, steps, _LAST_STEP / _FIRST_STEP)

@@ -77,7 +77,7 @@ class FunctionTarget(Target):
         return {name: jnp.asarray(value) for name, value in found.items()}
 
     def known(self) -> set[str]:
-        """All knobs."""
+        """Names of all knobs of the function."""
         return {one.name for one in self._knobs}
 
     def check(self, extremes: Columns, given: set[str]) -> None:
@@ -94,7 +94,7 @@ class FunctionTarget(Target):
         return {name: np.array([float(one[name]) for one in found]) for name in self.results}
 
     def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """The function itself."""
+        """The function itself, as JAX traces it: values by name -> results by name."""
         own = self.known()
         return lambda values: {
             name: jnp.asarray(value, jnp.float64)

@@ -38,7 +38,7 @@ _NEAR = 1e-7  # of a cube's side: where the sides of the optimum's corner are ta
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """An optimum."""
+    """An optimum, its multipliers and the path to it."""
 
     u: np.ndarray  # [K]
     held: np.ndarray  # [K] what whole numbers are held at, FREE elsewhere

@@ -48,7 +48,7 @@ _APART = 0.02  # of the cube's side: nearer ones are the same
 
 @dataclasses.dataclass(frozen=True)
 class OptimalKnob:
-    """One knob at the optimum."""
+    """A knob's value at the optimum, with its bounds and shadow prices."""
 
     name: str
     value: float
@@ -125,7 +125,7 @@ class SearchResult:
         return path
 
     def document(self) -> dict[str, Any]:
-        """What `search.json` says."""
+        """The content of `search.json`, in SI units."""
         knobs: dict[str, dict[str, Any]] = {}
         for one in self.knobs:
             knobs[one.name] = dataclasses.asdict(one) | {"at": one.at}

@@ -53,7 +53,7 @@ class KernelPricer:
         return np.array([self._known[some] for some in held]).T
 
     def parts(self, placement: Sequence[int] | np.ndarray) -> PlacementParts:
-        """What a step consists of."""
+        """Seconds of a step by part under a placement (rank of each table)."""
         forward_s, backward_s = self.lookup_seconds(placement)
         sums = self._cost.sums(placement)
         maxima = forward_s, backward_s, sums[:, SENT], self._cost.by_node(sums)

@@ -19,7 +19,7 @@ _ABOVE["bbox_to_anchor"] = (0.5, 1.0)
 
 
 def shard_report(result: ShardResult) -> str:
-    """The whole answer as text."""
+    """The answer of `hybridperf shard` as text: placement, seconds, why, notes."""
     took = f"{seconds(result.step_s)} of a step{within(result.low_s, result.high_s)}"
     lines = [f"placement by {result.method}: {took}", ""]
     ranks = result.per_rank.head(_MOST_RANKS)

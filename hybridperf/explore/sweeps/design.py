@@ -70,7 +70,7 @@ class SampledRange:
         return np.clip(value, low, high)
 
     def extremes(self) -> np.ndarray:
-        """Its ends."""
+        """Both ends of the range, which bound every sample."""
         return np.array([self.low, self.high])
 
 
@@ -86,7 +86,7 @@ class SampledList:
         return self.values[np.minimum(at, len(self.values) - 1)]
 
     def extremes(self) -> np.ndarray:
-        """All of them."""
+        """All values of the list, each of which may be drawn."""
         return self.values
 
 
@@ -121,7 +121,7 @@ Axis = ListAxis | JointAxis  # some parameters that vary together over `size` pl
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """A product of axes."""
+    """Points of a sweep as a product of axes, each known by its index alone."""
 
     axes: Sequence[Axis]
 
@@ -143,7 +143,7 @@ class Design:
         return out
 
     def extremes(self) -> dict[str, np.ndarray]:
-        """See `ListAxis.extremes`."""
+        """Extreme values of every parameter, by name (`ListAxis.extremes`)."""
         return {name: values for axis in self.axes for name, values in axis.extremes().items()}
 
 

@@ -27,7 +27,7 @@ class BestRule:
     maximise: tuple[str, ...]
 
     def columns(self) -> list[str]:
-        """Those that decide."""
+        """Names of the columns that decide which points are kept."""
         by = [self.by] if self.count else []
         return list(dict.fromkeys([_ORDER, *by, *self.minimise, *self.maximise]))
 

@@ -80,7 +80,7 @@ class CompileTime:
 
 @contextlib.contextmanager
 def compiling_time() -> Iterator[CompileTime]:
-    """What is compiled within."""
+    """Counts the seconds that JAX compiles within a `with` block."""
     _listen()
     counted = CompileTime()
     _running.append(counted)

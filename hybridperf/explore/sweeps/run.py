@@ -49,7 +49,7 @@ _ALSO = {"plan": "plans", "run": "runs"}  # commands of these names
 
 @dataclasses.dataclass(frozen=True)
 class SweepResult:
-    """What a sweep left."""
+    """A finished sweep: its file, its spec, the best points."""
 
     out: Path
     points: int  # of the design

@@ -35,7 +35,7 @@ _COLLECTIVE_WORDS = fields_of("collectives").of("implementation")
 
 @dataclasses.dataclass(frozen=True)
 class StepOp:
-    """One entry."""
+    """One entry of a step written by hand: an op, its sizes, how often it runs."""
 
     name: str
     stream: str

@@ -134,7 +134,7 @@ class SweepStore:
             raise _cannot_write(self.out, error) from error
 
     def read(self) -> Iterator[pa.Table]:
-        """OUT by row groups."""
+        """Row groups of the finished file, one after the other."""
         with pq.ParquetFile(self.out) as file:
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group)

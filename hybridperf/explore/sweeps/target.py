@@ -43,7 +43,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def known(self) -> set[str]:
-        """Parameters that it reads."""
+        """Names of the parameters that the target reads."""
 
     @abc.abstractmethod
     def check(self, extremes: Columns, given: set[str]) -> None:

@@ -204,7 +204,7 @@ class Top(Part):
 
 
 class Method(Part):
-    """How hard a search looks."""
+    """How hard a search looks: starts, steps, temperatures."""
 
     starts: Annotated[int, Field(ge=1, le=4096)] = 16
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
@@ -285,7 +285,7 @@ class Faults:
             self.said.append(str(error))
 
     def end(self) -> None:
-        """One `InputError` of all."""
+        """Raises one `InputError` that says all faults, if there are any."""
         all_of_it = list(dict.fromkeys(self.said))
         if len(all_of_it) > 1:
             numbered = "; ".join(f"({n}) {one}" for n, one in enumerate(all_of_it, 1))

@@ -73,7 +73,7 @@ class Predicted:
     outside: Any  # octaves beyond the sizes of the device's rows; without rows, of the prior's
 
     def rows(self, keep: slice) -> Predicted:
-        """Some of the rows."""
+        """The prediction of a slice of the rows."""
         return Predicted(*(getattr(self, one.name)[keep] for one in dataclasses.fields(self)))
 
     def moved(self, by: Any) -> Predicted:

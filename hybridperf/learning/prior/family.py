@@ -200,7 +200,7 @@ def unbounded(r: Any, bound: float = BOUND) -> Any:
 
 
 def bounded(u: Any, bound: float = BOUND) -> Any:
-    """c tanh(u / c)."""
+    """A correction that cannot leave +-c: c tanh(u / c)."""
     return u if bound == np.inf else bound * u.__array_namespace__().tanh(u / bound)
 
 

@@ -70,7 +70,7 @@ class ClosedForm(Protocol):
         return np.asarray(self.closed(theta, work).total)
 
     def closed(self, theta: np.ndarray, work: Any) -> ClosedFormValues:
-        """Seconds and place."""
+        """Seconds by the closed form, and the features that a correction sees."""
 
 
 def slopes(form: ClosedForm, theta: np.ndarray, work: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ class MeasuredOps:
     dtypes: np.ndarray  # [R]
 
     def some(self, keep: np.ndarray) -> MeasuredOps:
-        """The rows of a mask [R]."""
+        """The measured rows that a mask [R] keeps."""
         group = self.table.group
         return MeasuredOps(
             rows=self.rows[keep].reset_index(drop=True),

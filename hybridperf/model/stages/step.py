@@ -56,7 +56,7 @@ class Step:
     outside: Array = 0.0  # octaves beyond what was measured [R], of who says what the op takes
 
     def sources(self) -> np.ndarray:
-        """Object [R] of Source."""
+        """Source of each row's factor, objects [R]."""
         return np.broadcast_to(np.asarray(self.source, object), np.shape(self.log_factor))
 
 
@@ -77,7 +77,7 @@ class Priced(NamedTuple):
         return Priced(self.roofline_log_s, log_s, (*self.steps, *steps))
 
     def seconds(self, xp: Any = np) -> Array:
-        """[R] of one execution."""
+        """Seconds of one execution of each row [R]."""
         found, takes_time = xp.exp(self.log_s), self.log_s > np.log(2 * NOTHING_S)
         nothing = 0.0 if xp is np else found - jax.lax.stop_gradient(found)
         return xp.where(takes_time, found, nothing)

@@ -37,7 +37,7 @@ class Access(abc.ABC):
         """(rows of each class, probability of each row) [K]; the sum of count * p is 1."""
 
     def unique_rows(self, lookups: Any, rows: Any) -> Any:
-        """Expected different rows."""
+        """Expected number of different rows among so many lookups."""
         return distance.distinct(*self.classes(lookups, rows), lookups)
 
     def histogram(self, lookups: Any, rows: Any) -> Any:
@@ -333,7 +333,7 @@ def is_real(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """A single number."""
+    """Whether a value is one real number and no array."""
     return is_real(value) and not np.ndim(value)
 
 

@@ -72,7 +72,7 @@ class Table:
 
     @property
     def row_bytes(self) -> Any:
-        """Bytes of a row."""
+        """Bytes of a row of the table."""
         return self.dim * DTYPE_BYTES[self.dtype]
 
     @property

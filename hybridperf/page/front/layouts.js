@@ -11,7 +11,7 @@ const BREAKDOWN = PARTS.slice(1, 5);
 const ROWS = 40;
 const AXES = [["memory", "memory_bytes", units.bytes], ["tensor parallel", "tp", units.whole], ["pipeline stages", "pp", units.whole], ["micro-batch", "micro_batch", units.whole]];
 
-const ABBREVIATIONS = "How many GPUs share what: tp matrices, cp the sequence, pp layers (in vp chunks a stage), dp samples, ep experts. ZeRO-1 deals out states of the optimizer, -2 gradients, too, -3 weights, too. 4 x micro-batch 2: a GPU takes 2 samples 4 times a step. What is not named is 1 or off.";
+const ABBREVIATIONS = "How many GPUs share what: tp matrices, cp the sequence, pp layers (in vp chunks a stage), dp samples, ep experts. ZeRO-1 shards optimizer states, -2 gradients as well, -3 weights as well. 4 x micro-batch 2: a GPU takes 2 samples 4 times a step. What is not named is 1 or off.";
 const sentence = (words) => `${words[0].toUpperCase()}${words.slice(1)}.`;
 const order = (row) => row.order.split(" ").filter((one) => row[one] > 1).join(" ") || units.NONE;
 

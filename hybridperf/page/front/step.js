@@ -34,7 +34,7 @@ function drawStep(answer, head) {
   const parts = PARTS.map(([name, label, hue]) => ({ label, parts: [[row[name], hue]], words: units.time(row[name]), title: units.percent(row[name] / row.predicted_s) }));
   return [
     summary(row),
-    band(`The step takes ${units.time(row.predicted_s)}; nine of ten measurements should lie in the band.`, row.predicted_s, row.low_s, row.high_s, units.time),
+    band(`The step takes ${units.time(row.predicted_s)}; the band is the 90 % interval.`, row.predicted_s, row.low_s, row.high_s, units.time),
     copies(head),
     section("Where the time goes", make("p", {}, `${HOLDS[held[0]]} holds the step up: ${units.percent(held[1])} of it${next.length ? `; then ${next.join(", ")}` : ""}.`),
       make("p", { class: "quiet" }, "Of the slowest stage; the four add up to the step."), bars(parts, most)),

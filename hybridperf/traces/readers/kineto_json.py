@@ -65,7 +65,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Document(msgspec.Struct):
-    """A whole file."""
+    """A Kineto trace as its JSON stands in the file."""
 
     traceEvents: list[Event] | None = None
     deviceProperties: Any = None

@@ -53,7 +53,7 @@ class RecordedArguments:
 
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
-        """The tensors among them."""
+        """The tensors among the arguments, with shapes and types."""
         return arguments(self.shapes, self.types, self.values)
 
 
@@ -134,7 +134,7 @@ def _list(shape: Any, type_name: str, value: Any) -> tuple[Tensor, ...] | None:
 
 @dataclass(frozen=True)
 class RecordedNode:
-    """One op or kernel."""
+    """An op, kernel or mark of a recorded execution graph."""
 
     id: int
     name: str
@@ -178,7 +178,7 @@ class RecordedGraph:
 
     @cached_property
     def by_id(self) -> dict[int, RecordedNode]:
-        """Nodes by id."""
+        """Nodes of the graph by their recorded id."""
         return {node.id: node for node in self.nodes}
 
     @cached_property

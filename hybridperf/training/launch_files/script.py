@@ -33,7 +33,7 @@ _PER_NODE = ("--nproc-per-node", "--gpus-per-node", "--ntasks-per-node")
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """What a script starts."""
+    """What a launch script starts, as far as it says so."""
 
     target: Target
     settings: Settings

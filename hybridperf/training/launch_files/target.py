@@ -43,7 +43,7 @@ _CALLED = {"zero": "ZeRO stage", "rank_order": "order of ranks", "recompute": "r
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Target:
-    """One framework's table."""
+    """How one framework's script says a layout: names, forms, limits."""
 
     name: str
     title: str

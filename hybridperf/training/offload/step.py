@@ -175,7 +175,7 @@ class StageOffload:
         return self.compute_s / total if total else 1.0
 
     def says(self) -> str:
-        """One sentence."""
+        """What is offloaded where, and what it costs, in a sentence."""
         needed, capacity = _gb(self.needed_bytes), _gb(self.capacity_bytes)
         start = f"stage {self.stage} needs {needed} of the GPU's {capacity}"
         if not self.fits:
@@ -195,7 +195,7 @@ class StageOffload:
 
 @dataclasses.dataclass(frozen=True)
 class Offload:
-    """All stages of a layout."""
+    """Offloading of all pipeline stages of a layout."""
 
     stages: tuple[StageOffload, ...]
 

@@ -59,7 +59,7 @@ def compared(plan: RankedLayouts) -> list[ComparedLayout]:
     named = [("winner", plan.choice(0))]
     if len(first := plan.distinct(2)) > 1:
         named.append(("runner-up", plan.choice(first[1])))
-    for what, found in (("other division", other_division(plan)), ("naive", naive(plan))):
+    for what, found in (("different parallelism", other_division(plan)), ("naive", naive(plan))):
         if found is not None and found not in [choice for _, choice in named]:
             named.append((what, found))
     return with_chances(plan, named)
@@ -144,7 +144,7 @@ def _joint(plan: RankedLayouts, choices: list[Choice]) -> tuple[np.ndarray, np.n
 
 @dataclasses.dataclass(frozen=True)
 class Confirmed:
-    """One layout by both ways."""
+    """A layout's seconds by the plan's closed form and by the full graph."""
 
     choice: Choice
     plan_s: float

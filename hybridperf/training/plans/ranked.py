@@ -44,7 +44,7 @@ PAIRS = (("time", "memory"), ("time", "energy"), ("time", "cost"))
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One layout of a plan."""
+    """A layout of a plan, by its case and its place there."""
 
     case: int
     at: int  # of the case's priced rows

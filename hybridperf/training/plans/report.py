@@ -19,14 +19,14 @@ from hybridperf.workloads.transformer import Layout
 _FRONT_ROWS = 6
 REST = (
     "elasticity: percent of the best layout's time for one percent more; what they lack to -1 is"
-    " exposed seconds of kernels and what a step takes whatever the machine; quick links are links"
+    " exposed seconds of kernels and what a step takes whatever the machine; link latency are links"
     " with a shorter latency; memory has none, it admits layouts one after the other"
 )
 PARTS = (
     ("computing", "compute_s"),
-    ("communication that shows", "exposed_comm_s"),
-    ("waiting for other stages", "bubble_s"),
-    ("waiting for its host", "host_s"),
+    ("exposed communication", "exposed_comm_s"),
+    ("pipeline bubble", "bubble_s"),
+    ("host-bound", "host_s"),
 )
 
 
@@ -84,9 +84,9 @@ def _best(plan: Plan, count: int) -> str:
         "batch": lambda row: row.global_batch,
         "": lambda row: row.Index + 1,
         "layout": lambda row: layout_words(layouts[row.Index]),
-        "fastest first": lambda row: order_words(layouts[row.Index]),
+        "rank order": lambda row: order_words(layouts[row.Index]),
         "step": lambda row: step_words(row.time_s),
-        "nine of ten": lambda row: span_words(text.step_words, row.low_s, row.high_s),
+        "90 % interval": lambda row: span_words(text.step_words, row.low_s, row.high_s),
         "tokens/s": lambda row: f"{row.tokens_per_s:,.0f}",
         "MFU": lambda row: text.percent(row.mfu),
         "memory": lambda row: text.quantity(row.memory_bytes, "B"),
@@ -144,7 +144,7 @@ def part(plan: Plan, choice: Choice, field: str) -> float:
 
 def _sure(plan: Plan, candidates: list[explain.ComparedLayout]) -> str:
     winner = candidates[0]
-    lines = [f"How sure: {step_words(winner.low_s)} to {step_words(winner.high_s)}, nine of ten"]
+    lines = [f"How sure: {step_words(winner.low_s)} to {step_words(winner.high_s)}, 90 % interval"]
     for one in candidates[1:]:
         chance = f"with a chance of {chance_words(one.chance)}"
         overlap = f"their intervals overlap by {text.percent(one.overlap)}"

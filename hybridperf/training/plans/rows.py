@@ -1,6 +1,6 @@
 """Rows of plans: each a model on so many devices, with its best layout and what that takes.
 
-predicted_s low_s high_s    seconds of a step of the best layout; nine of ten lie between
+predicted_s low_s high_s    seconds of a step of the best layout; 90 % intervals
 tokens_per_s mfu            of all devices
 memory_bytes                of the fullest one
 usd energy_j                of a step

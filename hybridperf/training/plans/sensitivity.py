@@ -34,7 +34,7 @@ from hybridperf.training.steps.cells import Prices
 from hybridperf.workloads.transformer import Layout
 
 LEVERS = (
-    "arithmetic", "memory bandwidth", "links inside nodes", "links between nodes", "quick links",
+    "arithmetic", "memory bandwidth", "links inside nodes", "links between nodes", "link latency",
     "launches", "memory",
 )  # fmt: skip
 _LINKS = {
@@ -50,7 +50,7 @@ _NEAR = 1.1  # times the memory that may be used
 
 @dataclasses.dataclass(frozen=True)
 class LeverEffect:
-    """What one lever does."""
+    """What more of one machine number would change: seconds, best layout."""
 
     lever: str
     elasticity: float
@@ -90,7 +90,7 @@ def changed(setup: TrainingSetup, lever: str, factor: float) -> tuple[TrainingSe
     elif lever in _LINKS:
         rates = {name: getattr(system, name) * factor for name in _LINKS[lever]}
         system = system.model_copy(update=rates)
-    elif lever == "quick links":
+    elif lever == "link latency":
         system = system.model_copy(update={"latency_s": system.latency_s / factor})
     elif lever == "launches":
         launch_s, collective_s = effects.launch_s / factor, effects.collective_launch_s / factor

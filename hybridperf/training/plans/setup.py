@@ -64,7 +64,7 @@ class TrainingSetup:
 
     @property
     def mfu_flops_per_s(self) -> float:
-        """That peak, of one device."""
+        """Peak rate of a device that MFU is measured against."""
         return self.device.peak(self.mfu_format, "matrix")
 
     @property
@@ -107,7 +107,7 @@ class TrainingSetup:
         )
 
     def config(self, layout: Layout) -> TransformerConfig:
-        """The step with a layout."""
+        """The training step as it runs in a layout."""
         template = self.template
         padded = self._vocab_multiples[layout.tp > 1]
         if padded != template.vocab_multiple:
@@ -182,7 +182,7 @@ def training_setup(
         notes += filter(None, (fitted.note_of(group),))
     if assumed:
         notes.append(
-            f"habits of {framework} assumed, the quickest ({implied_words()}): other frameworks may"
+            f"{framework} defaults assumed, the quickest ({implied_words()}): other frameworks may"
             " take 10 to 30 % longer; name yours by --framework"
         )
     if release:

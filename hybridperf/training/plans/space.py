@@ -75,7 +75,7 @@ class Division(NamedTuple):
 
     @property
     def columns(self) -> Layouts:
-        """As a layout of numbers."""
+        """The division of ranks as `Layouts` of numbers."""
         return Layouts(
             self.tp, 0, self.pp, 1, self.dp, self.cp, self.ep, self.expert_tp, int(self.zero),
             self.shard_ranks, 1, 1, 0, 0
@@ -403,7 +403,7 @@ def check_cluster(gpus: int, gpus_per_node: int) -> None:
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, rising."""
+    """All divisors of a number in ascending order."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return small + [number // n for n in reversed(small) if n * n != number]
 

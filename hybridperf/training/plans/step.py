@@ -20,7 +20,7 @@ _LAYOUTS = 64  # the best alone counts
 
 
 def step_of_plan(found: Plan) -> Step:
-    """The best layout's step."""
+    """Step of a plan's best layout, as a training run repeats it."""
     row, choice = found.top(1).iloc[0], found.choice(0)
     case, states = found.cases[choice.case], model_states()
     chosen = np.array([[choice.case, choice.at]])

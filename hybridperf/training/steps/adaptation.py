@@ -112,7 +112,7 @@ def adaptation(
     adapted = Adaptation(groups, recompute, likelihoods, host, provenance, few)
     for name, count in few.items():
         whose = adapted.of(name)[1]
-        by = f"rows of {whose}" if whose else "believed efficiencies"
+        by = f"rows of {whose}" if whose else "default efficiencies"
         remarks.append(
             f"{_LEAST_ROWS} measured rows of {name} are needed to fit them, got {count}; such rows"
             f" are predicted by {by}"

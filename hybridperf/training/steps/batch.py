@@ -59,7 +59,7 @@ class Batch:
 
     @functools.cached_property
     def devices(self) -> list[DeviceSpec]:
-        """Of these rows [N]."""
+        """Accelerators of the rows that can be predicted [N]."""
         return [row.machine.spec for row in self.rows if row.machine is not None]
 
     @functools.cached_property

@@ -90,12 +90,12 @@ class Prices:
 
     @property
     def links(self) -> CollectiveModel:
-        """What prices collectives."""
+        """Model of the collectives between the machine's devices."""
         assert self.model.collectives is not None
         return self.model.collectives
 
     def number(self, call: Call) -> int:
-        """The number of a call."""
+        """Number under which a call is kept; a new one if it is new."""
         at = self._numbers.setdefault(call, len(self.calls))
         if at == len(self.calls):
             self.calls.append(call)
@@ -129,7 +129,7 @@ class Prices:
         return self._seconds[numbers]
 
     def learn(self, calls: Iterable[Call]) -> None:
-        """Price those that are new."""
+        """Prices the calls that were not priced before, together."""
         self.seconds([self.number(call) for call in calls])
 
     def __getitem__(self, call: Call) -> float:
@@ -329,7 +329,7 @@ _PASSES: Mapping[str, Callable[[TransformerConfig, int], Passes]] = {
 
 
 class Cells:
-    """Cells to be priced."""
+    """Pieces of layers and updates to be priced together."""
 
     def __init__(
         self, blocks: Sequence[int], pieces: Sequence[PieceTerms], of: np.ndarray,

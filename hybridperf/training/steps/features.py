@@ -281,14 +281,14 @@ class _Update:
 
     @property
     def calls(self) -> Iterator[Call]:
-        """What is priced."""
+        """Calls of the update that have to be priced."""
         sums = (step for bucket in self.buckets for step in bucket.steps)
         gathers = itertools.chain.from_iterable(self.gathers)
         for step in (*sums, *self.tied, *gathers, *self.optimizer):
             yield call_in_step(step.call)
 
     def sums(self, prices: Prices) -> tuple[float, ...]:
-        """A row of `_OF_UPDATE`."""
+        """Seconds of the update by role, in the order of `_OF_UPDATE`."""
 
         def seconds(steps: Iterable[PassStep]) -> float:
             return sum(prices[call_in_step(step.call)] for step in steps)

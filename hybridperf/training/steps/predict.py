@@ -1,7 +1,7 @@
 """Rows of training steps -> times with interval, rates, memory, what the time is made of, and what
 was assumed.
 
-    predicted_s low_s high_s    seconds of a step; low and high hold nine of ten, low no less than
+    predicted_s low_s high_s    seconds of a step; low to high is a 90 % interval, low no less than
                                 the devices' peak allows (`plausibility.py`)
     tokens_per_s mfu            of all GPUs; model FLOPs over time, GPUs and peak (0 to 1;
                                 attention's whole square counted) of the format that layers'

@@ -288,5 +288,5 @@ def layout_columns(layout: Layout) -> dict[str, Any]:
 
 
 def yes_or_no(flag: bool) -> str:
-    """A flag as rows write it."""
+    """A flag as tables write it: "yes" or "no"."""
     return YES if flag else NO

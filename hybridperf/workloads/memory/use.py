@@ -67,7 +67,7 @@ USABLE = 0.88
 
 
 class ModelStates(NamedTuple):
-    """Bytes per parameter."""
+    """Bytes per parameter of weights, gradients and optimizer states."""
 
     weight: float
     gradient: float

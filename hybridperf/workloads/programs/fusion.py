@@ -44,7 +44,7 @@ class Piece:
 
 @dataclass(eq=False)
 class Kernel:
-    """Pieces of one kernel."""
+    """A kernel as the pieces of the program that were fused into it."""
 
     place: Hashable
     elements: int

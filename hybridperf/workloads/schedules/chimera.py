@@ -30,7 +30,7 @@ DOWN, UP = 0, 1
 
 
 def chimera(workers: int, micro_batches: int, chunks: int = 1) -> Orders:
-    """Both pipes interleaved."""
+    """Chimera's order: two pipelines in opposite directions, interleaved."""
     queues = [_queues(worker, workers, micro_batches) for worker in range(workers)]
     return _merged(Schedule(CHIMERA, workers, micro_batches, ()), queues)
 

@@ -54,7 +54,7 @@ def dualpipe(workers: int, micro_batches: int, chunks: int = 1) -> Blocks:
 
 
 def dualpipe_v(workers: int, micro_batches: int, chunks: int = 2) -> Blocks:
-    """One pipe, folded."""
+    """DualPipeV: one pipeline folded into a V, two chunks a worker."""
     placed = []
     for worker in range(workers):
         stages = (worker, 0, 0), (2 * workers - 1 - worker, 0, 0)

@@ -39,7 +39,7 @@ def gpipe(workers: int, micro_batches: int, chunks: int = 1) -> Orders:
 
 
 def one_forward_one_backward(workers: int, micro_batches: int, chunks: int = 1) -> Orders:
-    """1F1B."""
+    """1F1B: after a warm-up each worker alternates forward and backward."""
     batches = range(micro_batches)
     return [both_ways(worker, batches, workers - worker) for worker in range(workers)]
 

@@ -61,7 +61,7 @@ class TaskTime(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Ordered tasks per worker."""
+    """Which worker runs which task of a pipeline, in which order."""
 
     kind: ScheduleKind
     workers: int

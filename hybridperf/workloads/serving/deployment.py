@@ -114,7 +114,7 @@ class Deployment:
         return float(tokens_per_pass(self.drafted, self.acceptance))
 
     def of_experts(self) -> str:
-        """The scheme of experts."""
+        """Quantisation scheme of the experts' weights."""
         return self.expert_quant or self.quant
 
     def of_attention(self) -> str:
@@ -158,7 +158,7 @@ _STATE_BYTES = 4.0
 
 @dataclasses.dataclass(frozen=True)
 class ServingMemory:
-    """Of the fullest GPU."""
+    """Bytes of the fullest GPU: weights, and what tokens and sequences add."""
 
     weights: float
     token: float  # bytes of the cache for each token of a sequence

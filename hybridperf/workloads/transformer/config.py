@@ -345,7 +345,7 @@ class Configs(NamedTuple):
 
     @staticmethod
     def of_rows(configs: Sequence[TransformerConfig]) -> Configs:
-        """Of configs by themselves."""
+        """Columns made of one config per row."""
         number: dict[int, int] = {}
         of = [number.setdefault(id(config.template), len(number)) for config in configs]
         some = dict(zip(reversed(of), reversed(configs), strict=True))  # the first of each
@@ -365,12 +365,12 @@ class Configs(NamedTuple):
 
     @property
     def samples(self) -> np.ndarray:
-        """Of a step [N]."""
+        """Samples of a step [N], over all devices."""
         return self.layouts.global_batch.astype(float)
 
     @property
     def tokens(self) -> np.ndarray:
-        """Of a step [N]."""
+        """Tokens of a step [N], over all devices."""
         return self.samples * self.each(lambda one: one.shape.seq)
 
 

@@ -69,7 +69,7 @@ def _contents() -> Mapping[str, Any]:
 
 @functools.cache
 def kernel_sets() -> Mapping[str, Framework]:
-    """Sets of kernels by name."""
+    """Which fused kernels a set of that name has, for all sets."""
     every = {name: one.get("own_kernels") for name, one in training_frameworks().items()}
     own = {name: one for name, one in every.items() if one is not None}
     found = over_likes({**_contents()["kernels"], **own})

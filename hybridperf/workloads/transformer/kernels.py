@@ -179,7 +179,7 @@ class Kernels:
         return Passes(found.forward, tuple(trained))
 
     def norm(self, name: str, kind: str, tokens: float, cols: float) -> Passes:
-        """A norm over each token."""
+        """Forward and backward kernels of a norm over each token's columns."""
         if kind == "rmsnorm" and self.framework.composite_norms:
             return self._composite_norm(name, tokens, cols)
         op = (ops.RmsNorm if kind == "rmsnorm" else ops.Norm)(

@@ -45,7 +45,7 @@ def layer(config: TransformerConfig, kind: LayerKind) -> Passes:
 
 
 def attention(config: TransformerConfig, kind: LayerKind) -> Passes:
-    """A layer up to its MLP."""
+    """Passes of a layer of a kind up to its MLP."""
     if config.shape.diffusion:
         return diffusion.attention(config, kind)
     tokens = _tokens(config, kind)

@@ -71,7 +71,7 @@ class PassStep:
         return self.call
 
     def on(self, op: Any) -> PassStep:
-        """The same of another op."""
+        """The same step of a pass with another op."""
         assert isinstance(self.call, OpCall), self.name
         return _changed(self, call=_changed(self.call, op=op))
 

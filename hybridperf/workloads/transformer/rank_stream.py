@@ -93,12 +93,12 @@ class RankStreams:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Of all rows."""
+        """Calls of all rows, in the order of the rows."""
         return tuple(call for call, _ in self.rows)
 
     @property
     def places(self) -> tuple[StepPlace, ...]:
-        """Of all rows."""
+        """Places in the step of all rows, in the order of the rows."""
         return tuple(place for _, place in self.rows)
 
     def wait(self, rank: int, nodes: Iterable[int]) -> None:

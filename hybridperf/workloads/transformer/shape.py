@@ -68,7 +68,7 @@ class TransformerShape(ModelSizes):
 
     @functools.cached_property
     def parameters(self) -> int:
-        """All parameters."""
+        """Number of parameters with embedding and head."""
         layers = sum(kind.count * kind.parameters.total for kind in self.layer_kinds)
         return self.embedding_parameters + layers + self.head_parameters
 
@@ -168,6 +168,6 @@ def layers_by_kind(
 def stage_layers(
     depth: int, stages: Array, stage: Array, split: str = "even", head_layers: float = 0.0
 ) -> Array:
-    """Layers of a stage."""
+    """Number of layers that a pipeline stage holds."""
     after = layers_before(depth, stages, stage + 1, split, head_layers)
     return after - layers_before(depth, stages, stage, split, head_layers)

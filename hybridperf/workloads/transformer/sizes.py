@@ -77,7 +77,7 @@ class Scan:
 
     @property
     def inner(self) -> int:
-        """Width of its values."""
+        """Width of the scan's values over all heads."""
         return self.heads * self.head_dim
 
     @property
@@ -295,12 +295,12 @@ class ModelSizes:
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.kv_heads or self.heads
 
     @property
     def dim(self) -> int:
-        """Width of one head."""
+        """Width of an attention head."""
         return self.head_dim or self.hidden // self.heads
 
     @property

@@ -406,7 +406,7 @@ def _launch_note(host: Host | float | str | None) -> str:
     if host is None:
         return "no host: launches cost nothing, as in a replayed CUDA graph"
     if isinstance(host, str):
-        return "launches cost what step effects say"
+        return "launch overhead: default, not measured"
     if isinstance(host, Host):
         return "launches cost what a traced host's do"
     return f"launches cost {1e6 * host:.3g} µs each, see host="

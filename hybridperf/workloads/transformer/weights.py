@@ -52,7 +52,7 @@ def on_rank(parameters: counts.ParameterCounts, config: TransformerConfig) -> We
 
 
 def layer_weights(config: TransformerConfig, kind: int = -1) -> Weights:
-    """Of one layer of a kind."""
+    """Weights that a rank holds of a layer of a kind."""
     return on_rank(config.shape.layer_kinds[kind].parameters, config)
 
 

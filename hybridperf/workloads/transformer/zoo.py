@@ -24,7 +24,7 @@ from hybridperf.workloads.transformer import huggingface
 from hybridperf.workloads.transformer.fields import check_whole
 from hybridperf.workloads.transformer.shape import Diffusion, Latent, Scan, TransformerShape
 
-HABITS = "habits of its family assumed: "  # how the note of a user's model begins
+HABITS = "defaults of its family assumed: "  # how the note of a user's model begins
 _LLAMA = {"gated": True, "tied": False, "positions": "rotary", "norm": "rmsnorm", "biases": False}
 # of a model that does not name them; a GPT's are the fields' own defaults
 _HABITS: dict[str, dict[str, Any]] = {

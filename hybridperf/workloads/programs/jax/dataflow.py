@@ -48,7 +48,7 @@ class Node:
 
 
 class Value(NamedTuple):
-    """A result of a node."""
+    """One result of a node of the dataflow graph."""
 
     node: Node
     place: int = 0  # among several
@@ -63,7 +63,7 @@ Values = Value | list[Value]  # a tuple's, in order
 
 @dataclasses.dataclass
 class Dataflow:
-    """A whole program."""
+    """A compiled program as nodes and the values between them."""
 
     nodes: list[Node]
     parameters: list[Node]
@@ -273,7 +273,7 @@ class _Reader:
 
 
 def single(value: Values) -> Value:
-    """A value that is no tuple."""
+    """The value of a result that is no tuple."""
     if isinstance(value, list):
         raise InputError("the XLA module has a tuple in a tuple; write the program without it")
     return value

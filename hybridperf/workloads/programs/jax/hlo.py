@@ -109,7 +109,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A whole compiled program."""
+    """A compiled program: its computations by name, and which is the entry."""
 
     entry: Computation
     computations: dict[str, Computation]

@@ -110,7 +110,7 @@ class _Reader:
         self.converted: dict[tuple[int, str], Tensor] = {}
 
     def notes(self) -> list[str]:
-        """What was assumed."""
+        """Sentences on what the reader assumed."""
         if not self.varying:
             return []
         told = ", ".join(f"{name} = {size}" for name, size in sorted(self.varying.items())[:8])
@@ -249,7 +249,7 @@ class _Reader:
         return found
 
     def argument(self, value: Value) -> Argument:
-        """The tensors of a value."""
+        """The tensors that an argument of a call holds, nested as it is."""
         if value.as_tensor:
             return self.named(value.as_tensor.name)
         if value.as_optional_tensor:

@@ -231,7 +231,7 @@ class _Buckets:
         self.buckets += [_Bucket(of)] if of else []
 
     def add(self, parameter: Any) -> None:
-        """A gradient is there."""
+        """Puts a gradient into its bucket and sends buckets that are full."""
         import torch
 
         if not self.module.require_backward_grad_sync:

@@ -170,7 +170,7 @@ def along(op: Callable[..., ops.Op], scalars: bool = True) -> Rule:
 
 
 def random(call: TorchCall) -> Ops:
-    """Random numbers."""
+    """Ops of a call that fills tensors with random numbers."""
     return over(ops.Random, call.made)
 
 

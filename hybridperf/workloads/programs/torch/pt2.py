@@ -28,13 +28,13 @@ _DAMAGED = (
 
 
 class Named(msgspec.Struct):
-    """A value by its name."""
+    """A reference to a value of the graph by its name."""
 
     name: str
 
 
 class Expression(msgspec.Struct):
-    """A size that may vary."""
+    """A size that may vary, as a symbolic expression with a hint."""
 
     expr_str: str
     hint: Size | None = None  # what it was when the program was exported
@@ -49,7 +49,7 @@ class Size(msgspec.Struct):
 
 
 class Meta(msgspec.Struct):
-    """A tensor without numbers."""
+    """Shape, strides and type of a tensor, without its numbers."""
 
     dtype: int
     sizes: list[Size]
@@ -84,7 +84,7 @@ class Argument(msgspec.Struct):
 
 
 class Node(msgspec.Struct):
-    """One call of an op."""
+    """A call of an op with its inputs and outputs."""
 
     target: str
     inputs: list[Argument]
@@ -93,7 +93,7 @@ class Node(msgspec.Struct):
 
 
 class Graph(msgspec.Struct):
-    """Calls in order."""
+    """Calls of a program in order, with inputs, outputs and sizes."""
 
     inputs: list[Value]
     outputs: list[Value]
@@ -103,7 +103,7 @@ class Graph(msgspec.Struct):
 
 
 class Submodule(msgspec.Struct):
-    """A graph that an op runs."""
+    """A graph that an op of another graph runs."""
 
     name: str
     graph: Graph
@@ -123,7 +123,7 @@ class GraphModule(msgspec.Struct):
 
 
 class Program(msgspec.Struct):
-    """A whole program."""
+    """An exported program as its JSON stands in the archive."""
 
     graph_module: GraphModule
 

@@ -51,7 +51,7 @@ class StorageTally:
                 self.number(value)
 
     def restart(self) -> None:
-        """The most from now on."""
+        """Counts the peak from the bytes that are alive now."""
         self.peak_bytes = self.alive_bytes
 
     def number(self, tensor: Any) -> int:
@@ -112,7 +112,7 @@ _NO_OPS = ("prim", "profiler", "debugprims")  # questions and marks
 
 
 class CapturedOp(NamedTuple):
-    """One op as it was called."""
+    """An op as the program called it: tensors, arguments, module, ranks."""
 
     call: TorchCall  # by its whole name, "aten::mm"
     phase: str  # FORWARD, BACKWARD or OPTIMIZER

@@ -96,7 +96,7 @@ def _embedding_gradient(call: TorchCall) -> Ops:
 
 
 def sorted_keys(rows: ScatterAdd) -> Sort:
-    """Their indices, sorted."""
+    """The sort of lookup indices that a deterministic update begins with."""
     return Sort("int64", 1.0, rows.rows)
 
 
