@@ -1,6 +1,5 @@
 """Public names and where they stand: read by editors and type checkers, and when a name is used."""
 
-from . import studies as studies
 from .collectives.fit import fit_collectives as fit_collectives
 from .collectives.model import CollectiveModel as CollectiveModel
 from .collectives.model import load_collectives as load_collectives

@@ -31,7 +31,6 @@ ROOMS = [  # each imports only from those before it
     "explore",
     "report",
     "validate",
-    "studies",
     "page",
     "cli",
 ]
@@ -62,7 +61,7 @@ def test_every_file_belongs_to_a_room() -> None:
         "__init__.py", "__init__.pyi", "py.typed",
     }  # fmt: skip
     # Python binds a loaded folder to the package under its name, over whatever had it
-    assert {*ROOMS} & {*hybridperf.__all__} == {"studies"}
+    assert not {*ROOMS} & {*hybridperf.__all__}
 
 
 def test_few_arrows_join_the_rooms() -> None:
@@ -134,7 +133,7 @@ def test_the_calibration_programs_import_the_library_only_from_its_lower_rooms()
     """What measures must not depend on what predicts."""
     for path in sources(ROOT / "calibration"):
         for line, module in imports(path):
-            above = ("cli", "report", "studies", "validate")
+            above = ("cli", "report", "validate")
             assert module.split(".")[:2] not in (["hybridperf", room] for room in above), (
                 f"{path}:{line}"
             )
@@ -188,7 +187,7 @@ def fresh(code: str) -> str:
 
 def test_public_names_exist() -> None:
     for name in hybridperf.__all__:
-        assert callable(getattr(hybridperf, name)) or name == "studies", name
+        assert callable(getattr(hybridperf, name)), name
     with pytest.raises(AttributeError, match="has no attribute 'prdict'"):
         _ = hybridperf.prdict  # type: ignore[attr-defined]
 

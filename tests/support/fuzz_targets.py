@@ -265,7 +265,6 @@ COMMANDS = [
     "show v100", "devices", "systems", "models",
     "fit HERE/ops.csv --device v100_sxm2 --prior none --folder HERE/model",
     "trace summary HERE/none.json --step 1 --out HERE/out.csv",
-    "choose kaisa --shape bert-large --gpus 8 --system dgx2 --micro-batch 2 --every 10",
 ]  # fmt: skip
 
 

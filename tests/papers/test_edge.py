@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from papers.edge import by_rate, inversion, latency_s
 
-from hybridperf.io import InputError
-from hybridperf.runs.edge import by_rate, inversion, latency_s
 from hybridperf.runs.pools import InstanceType, latencies
+from hybridperf.runs.queues import latency_percentile_s, mean_wait_s
 
 SERVICE_S = 1 / 13
 
@@ -28,9 +28,9 @@ def test_utilisation_of_inversion(sites, utilisations) -> None:
 def test_edge_and_cloud_are_alike_where_they_turn() -> None:
     rate = inversion(5, 0.1, 0.03)
     assert 0 < rate < 10
-    assert latency_s(rate, 1, 0.1) == pytest.approx(latency_s(rate, 5, 0.1, 0.03))
-    assert latency_s(0.9 * rate, 1, 0.1) < latency_s(0.9 * rate, 5, 0.1, 0.03)
-    assert latency_s(1.1 * rate, 1, 0.1) > latency_s(1.1 * rate, 5, 0.1, 0.03)
+    assert latency_s(rate, 1, 0.1) == pytest.approx(latency_s(5 * rate, 5, 0.1, 0.03))
+    assert latency_s(0.9 * rate, 1, 0.1) < latency_s(4.5 * rate, 5, 0.1, 0.03)
+    assert latency_s(1.1 * rate, 1, 0.1) > latency_s(5.5 * rate, 5, 0.1, 0.03)
     # one site: the same queue, so the way decides; farther away turns later
     assert inversion(1, 0.1, 0.03) == np.inf
     assert inversion(5, 0.1, 0.0) == 0.0
@@ -41,11 +41,17 @@ def test_tails_turn_before_means() -> None:
     """Ali-Eldin et al.: the inversion comes at a lower load for high percentiles."""
     rates = [inversion(5, SERVICE_S, 0.05, share=share) for share in (0.0, 0.9, 0.99)]
     assert rates == sorted(rates, reverse=True)
-    alone = by_rate(5, SERVICE_S, 0.05, share=0.99, points=9)
-    turns = np.flatnonzero(alone["quicker"] == "cloud")[0]
-    assert alone["rate_per_s"][turns - 1] < rates[2] <= alone["rate_per_s"][turns]
-    with pytest.raises(InputError, match="expected the mean"):
-        inversion(5, 0.1, 0.03, share=0.9, service_cv2=0.0)
+    rows = by_rate(5, SERVICE_S, 0.05)
+    cloud = rows.loc[rows["cloud_s"] < rows["edge_s"], "utilisation"]
+    assert cloud.min() - 0.05 < rates[0] * SERVICE_S <= cloud.min()
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_percentiles_are_the_library_s(servers) -> None:
+    found = latency_s(0.8 * servers, servers, 1.0, share=0.95)
+    assert found == pytest.approx(latency_percentile_s(0.8 * servers, 1.0, servers, 0.95), rel=1e-9)
+    mean = latency_s(0.8 * servers, servers, 1.0, service_cv2=0.0)
+    assert mean == pytest.approx(1.0 + mean_wait_s(0.8 * servers, 1.0, servers, service_cv2=0.0))
 
 
 def test_the_turn_is_that_of_simulated_requests() -> None:
@@ -67,21 +73,3 @@ def test_the_turn_is_that_of_simulated_requests() -> None:
     assert abs(gap(1.0, 120_000)) < 0.02
     assert gap(0.85) < -0.02
     assert gap(1.15) > 0.02
-
-
-def test_the_command_says_where_it_turns(run, refused, tmp_path) -> None:
-    out = tmp_path / "rates.csv"
-    asked = ("choose", "edge", "--sites", "5", "--service", "76.923ms", "--farther", "25ms")
-    status, text, _ = run(*asked, "--out", out)
-    assert status == 0
-    assert "(24.7% busy) the cloud is quicker, for the mean request" in text
-    assert len(out.read_text().splitlines()) == 20
-    assert "at any load" in run(*asked[:2], "--sites", "1", *asked[4:])[1]
-    assert "99% of the requests" in run(*asked, "--share", "0.99")[1]
-    assert "expected --share from 0" in refused(*asked, "--share", "1")
-    assert "expected a time" in refused(*asked[:-1], "far")
-    assert "of 0 or more" in refused(*asked, "--service-cv2", "-1")
-    assert "got nan" in refused(*asked, "--arrivals-cv2", "nan")
-    assert "at most 100,000" in refused(*asked[:2], "--sites", "100000001", *asked[4:])
-    assert "a folder in --data" in refused("validate", "runs", "--data", tmp_path / "none")
-    assert "name ending in .csv" in refused(*asked, "--out", tmp_path / "rates.xls")

@@ -21,10 +21,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from hybridperf.fields.columns import read_small_table, read_whole
-from hybridperf.io import InputError, Numbers, number_columns
-
-MEASURED = "together_s"
 _SHRINKAGE = 1.0  # of a weight of standardised features, in rows
 _EDGE = 0.02  # places nearer to a bound count as this near: a logit must end
 _LEAST_ROWS = 8
@@ -65,48 +61,6 @@ def together_s(tasks: Sequence[Task]) -> tuple[float, float]:
     return Group("", seconds, seconds.sum(1)).bounds_s
 
 
-def read_groups(frame: pd.DataFrame) -> list[Group]:
-    """Groups of a table with a row for each task.
-
-    Columns: group; a column NAME_s for each resource; if known alone_s (the sum of the resources'
-    if not) and together_s (the group's, the same in all its rows).
-
-    Raises:
-        InputError: no group, no resource, seconds that are none, a task quicker than its busiest
-            resource.
-    """
-    frame, known = read_whole(frame, "tasks"), {"alone_s", MEASURED}
-    resources = [name for name in frame if str(name).endswith("_s") and name not in known]
-    if "group" not in frame or not resources or not len(frame):
-        raise InputError(
-            "expected columns group and NAME_s for each resource (such as compute_s) in a table of"
-            f" tasks, got {', '.join(map(str, frame)) or 'none'}; add them"
-        )
-    if frame["group"].isna().any():
-        raise InputError("expected a group for each task, got an empty cell; fill it in")
-    numbers = number_columns(frame, dict.fromkeys(resources, Numbers()), "task")
-    told = read_small_table(frame, "tasks").reindex(columns=sorted(known)).astype(float)
-    if (numbers.sum(axis=1) <= 0).any():
-        raise InputError("expected tasks that need some resource, got one of 0 s; leave it out")
-    alone_s = told["alone_s"].fillna(numbers.sum(axis=1))
-    if (alone_s < numbers.max(axis=1) * (1 - 1e-9)).any():
-        raise InputError(
-            "expected alone_s of at least a task's busiest resource, got less; mend the table"
-        )
-    found = []
-    for name, at in frame.groupby("group", sort=False).indices.items():
-        seconds = told[MEASURED].iloc[at].dropna()
-        if seconds.nunique() > 1:
-            raise InputError(
-                f"expected one together_s of group {name}, got several; mend the table"
-            )
-        measured = float(seconds.iloc[0]) if len(seconds) else np.nan
-        found.append(
-            Group(str(name), numbers.to_numpy(float)[at], alone_s.to_numpy(float)[at], measured)
-        )
-    return found
-
-
 @dataclasses.dataclass(frozen=True)
 class Interference:
     """Where between their bounds groups end, learned from measured ones."""
@@ -122,14 +76,11 @@ class Interference:
         """By ridge on the logit; the interval by leaving each group out.
 
         Raises:
-            InputError: too few measured groups.
+            ValueError: too few measured groups.
         """
         known = [one for one in groups if np.isfinite(one.together_s)]
         if len(known) < _LEAST_ROWS:
-            raise InputError(
-                f"expected {_LEAST_ROWS} groups or more with a measured together_s, got"
-                f" {len(known)}; measure more or ask for the bounds alone"
-            )
+            raise ValueError(f"expected {_LEAST_ROWS} measured groups or more, got {len(known)}")
         whole, errors = cls._ridge(known), []
         for at, left_out in enumerate(known):
             other = cls._ridge([*known[:at], *known[at + 1 :]])
@@ -177,6 +128,45 @@ def predicted(groups: Sequence[Group], learned: Interference | None = None) -> p
                 "high_s": min(seconds * spread, most_s),
             }  # fmt: skip
         if np.isfinite(one.together_s):
-            row[MEASURED] = one.together_s
+            row["together_s"] = one.together_s
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def simulated_s(phases: list[list[tuple[int, float]]]) -> float:
+    """Seconds until all tasks end: phases in turn, a resource shared evenly by who is on it."""
+    left, now_s = [list(one) for one in phases], 0.0
+    while any(left):
+        on = [one[0][0] for one in left if one]
+        rates = {resource: 1 / on.count(resource) for resource in on}
+        step_s = min(one[0][1] / rates[one[0][0]] for one in left if one)
+        now_s += step_s
+        for one in filter(None, left):
+            resource, seconds = one[0]
+            seconds -= step_s * rates[resource]
+            one[:1] = [(resource, seconds)] if seconds > 1e-12 else []
+    return now_s
+
+
+def simulated_group(name: str, phases: list[list[tuple[int, float]]], resources: int = 3) -> Group:
+    """A group of tasks, each of (resource, seconds) in turn, and how long they take together."""
+    resource_s = np.zeros((len(phases), resources))
+    for at, task in enumerate(phases):
+        for resource, seconds in task:
+            resource_s[at, resource] += seconds
+    return Group(name, resource_s, resource_s.sum(1), simulated_s(phases))
+
+
+def simulated_groups(count: int, seed: int, resources: int = 3) -> list[Group]:
+    """Two to four tasks that alternate between resources, as operators of a service do."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        tasks = []
+        for _ in range(rng.integers(2, 5)):
+            lasts = rng.lognormal(-4, 0.8, resources) * (rng.random(resources) < 0.8)
+            turns = int(rng.integers(2, 12))
+            lasts[rng.integers(resources)] += 0.01
+            tasks.append([(at, float(s / turns)) for at, s in enumerate(lasts) if s > 0] * turns)
+        found.append(simulated_group(f"g{number}", tasks))
+    return found

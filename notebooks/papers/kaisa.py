@@ -23,11 +23,11 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from hybridperf.engine.pareto import undominated
-from hybridperf.io import InputError, shipped_toml
-from hybridperf.workloads.transformer.shape import TransformerShape
+import hybridperf as hp
 
-PUBLISHED = shipped_toml("hybridperf.studies", "kaisa.toml")["published"]
+# seconds to invert and to precondition the matrices of one layer of BERT-large on a V100, as published
+PUBLISHED_INVERT_S, PUBLISHED_PRECONDITION_S = 80.8e-3, 8.9e-3
+PUBLISHED_DEVICE = "v100_sxm2"
 
 
 class Factored(NamedTuple):
@@ -56,11 +56,11 @@ class Factored(NamedTuple):
         return self.inputs**3 + self.outputs**3
 
 
-def factored(shape: TransformerShape) -> list[Factored]:
+def factored(shape: hp.TransformerShape) -> list[Factored]:
     """The weight matrices of a Transformer's layers, without biases, for `second_order`."""
     if shape.experts or shape.latent or shape.scan:
         others = f"not of experts, latent attention or scans, as {shape.name} has"
-        raise InputError(f"K-FAC's factors are known of plain layers, {others}")
+        raise hp.InputError(f"K-FAC's factors are known of plain layers, {others}")
     h = shape.hidden
     attention = [
         Factored(h, shape.query_width), Factored(h, shape.key_width),
@@ -71,6 +71,20 @@ def factored(shape: TransformerShape) -> list[Factored]:
         mlp = [Factored(h, block.ffn)] * (2 if shape.gated else 1) + [Factored(block.ffn, h)]
         found += (attention * (2 if block.cross else 1) + mlp) * block.count
     return found
+
+
+def layer_costs(
+    device: str, bytes_per_s: float, latency_s: float, every: int
+) -> "SecondOrderCosts":
+    """Published seconds of a layer of BERT-large, scaled to a device by fp32 peaks: an assumption."""
+    peak, of_v100 = (
+        hp.load_device(name).peak("fp32", "vector") for name in (device, PUBLISHED_DEVICE)
+    )
+    layer, slower = factored(hp.load_shape("bert-large"))[:6], of_v100 / peak
+    return SecondOrderCosts.of_layer(
+        layer, PUBLISHED_INVERT_S * slower, PUBLISHED_PRECONDITION_S * slower,
+        bytes_per_s=bytes_per_s, latency_s=latency_s, every=every,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,16 +143,16 @@ def second_order(
         costs: rates of the machine.
 
     Raises:
-        InputError: when the share does not divide the ranks into equal groups.
+        hp.InputError: when the share does not divide the ranks into equal groups.
     """
     if not layers or world < 1 or not 0 < share <= 1:
         got = f"got {len(layers)} layers, {world} ranks, {share}"
-        raise InputError(f"K-FAC needs layers, 1 or more ranks and a share in (0, 1], {got}")
+        raise hp.InputError(f"K-FAC needs layers, 1 or more ranks and a share in (0, 1], {got}")
     m = max(1, round(world * share))
     if world % m:
         near = min((k for k in range(1, world + 1) if world % k == 0), key=lambda k: abs(k - m))
         got = f"got {m} (a share of {share}); take {near / world:g}"
-        raise InputError(f"gradient workers must divide {world} ranks, {got}")
+        raise hp.InputError(f"gradient workers must divide {world} ranks, {got}")
     n = world // m
     group_of = balanced([layer.cubes for layer in layers], n)
     jobs = np.array(layers, float) ** 3  # [L, 2]
@@ -175,8 +189,12 @@ def second_order_front(
 ) -> list[SecondOrder]:
     """Shares on the Pareto front of memory and step time, the one with least memory first."""
     found = second_orders(layers, world, costs)
-    values = np.array([[one.memory_bytes, one.step_s] for one in found])
-    return [found[at] for at in undominated(values)]
+    costs_of = [(one.memory_bytes, one.step_s) for one in found]
+    return [
+        one
+        for one, (size, step_s) in zip(found, costs_of, strict=True)
+        if not any(a <= size and b <= step_s and (a, b) != (size, step_s) for a, b in costs_of)
+    ]
 
 
 def balanced(costs: Sequence[float] | np.ndarray, bins: int) -> np.ndarray:

@@ -5,18 +5,10 @@ its ring has (socal-ucr/MAPA scripts/get_predBW.py @15e58ab, BSD-3-Clause).
     BW = a1 x1 + a2 x2 + a3 x3 + a4 / (x1 + 1) + ... + a14 / (x1 x2 x3 + 1)     GB/s
 
 Its own measurements are not published. Outside them it is wild: 4 double links, 2 single ones and 2
-ways through the host give -43 GB/s. Here it is a compatibility mode beside the collective model
-(`collectives/subset.py`), which places by default.
+ways through the host give -43 GB/s. `hybridperf place` chooses by the collective model instead.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
-
-from hybridperf.collectives.subset import widest_cycle
-from hybridperf.hardware.topology import Topology
 
 # of x1, x2, x3; 1 / (x + 1) of each; then of the products of two, and of all three
 _LINEAR = np.array([16.39670455, 4.536821878, 1.55623404])
@@ -47,22 +39,3 @@ def effective_bytes_per_s(double: int, single: int, through_host: int) -> float:
         + _ALL * product + _INVERSE_ALL / (product + 1)
     )  # fmt: skip
     return float(found) * _GB
-
-
-def ring_links(topology: Topology, local: Sequence[int]) -> tuple[int, int, int]:
-    """(double, single, through the host): links of the best ring of some GPUs of a node.
-
-    Two GPUs have one link. A link of its own is single where no slower one is in the topology.
-    """
-    at = np.ix_(local, local)
-    rates, host = topology.rates[at], topology.through_host[at]
-    if len(local) < 2:
-        return 0, 0, 0
-    pairs = [(0, 1)]
-    if len(local) > 2:
-        cycle = widest_cycle(rates)[1]
-        pairs = list(zip(cycle, np.roll(cycle, -1), strict=True))
-    slowest = topology.rates[~topology.through_host & (topology.rates > 0)].min(initial=np.inf)
-    through = sum(bool(host[i, j]) for i, j in pairs)
-    single = sum(not host[i, j] and rates[i, j] <= slowest for i, j in pairs)
-    return len(pairs) - single - through, single, through
