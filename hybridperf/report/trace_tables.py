@@ -52,21 +52,6 @@ def steps(rows: Sequence[StepSummaryRow]) -> str:
     return _titled(rows[0].gpu or "unnamed device", frame[[*_STEP]].drop(columns=empty))
 
 
-def temporal_breakdown(frame: pd.DataFrame) -> str:
-    """What `as_hta.temporal_breakdown` found: times with their share of the kernel time."""
-    parts = {"idle": "idle", "compute": "computation", "non_compute": "no computation"}
-
-    def taken(row: Mapping[str, float], part: str) -> str:
-        return f"{row[f'{part}_time(us)']:,.0f} µs ({row[f'{part}_time_pctg']:.2f} %)"
-
-    rows = [
-        [f"{row['rank']:.0f}", f"{row['kernel_time(us)']:,.0f} µs", *(taken(row, p) for p in parts)]
-        for row in frame.to_dict("records")
-    ]
-    shown = pd.DataFrame(rows, columns=["rank", "kernel time", *parts.values()])
-    return _titled("temporal breakdown as by HolisticTraceAnalysis", shown)
-
-
 def idle(rows: Sequence[StepSummaryRow]) -> str:
     """Why devices were idle, seconds by reason."""
     reasons = [f"{name}_s" for name in idle_reasons(rows)]

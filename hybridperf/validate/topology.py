@@ -1,8 +1,8 @@
 """Placement on a topology against what is published and measured.
 
 bandwidth     all-reduce bandwidth by the collective model on sets of a DGX-1V beside what MAPA's
-              regression says of them (`notebooks/papers/mapa.py`), which was fitted to measurements nobody
-              published; the baseline is the slowest link's datasheet rate
+              regression says of them (`notebooks/papers/mapa.py`), which was fitted to
+              measurements nobody published; the baseline is the slowest link's datasheet rate
 pairs         nodes of four GPUs with NVLink in pairs, measured (vidur): all-reduce over two and
               four GPUs (the shipped prior learned on these systems, too: no held-out figure); and
               whether the set that is chosen is measured within 10 % of the best

@@ -48,7 +48,7 @@ def test_dlrm_a_as_mad_max_s_artifact_prints_it(gpus, parts_ms, iteration_ms, sh
 
 
 def test_our_dlrm_a_is_near_the_measured_sum_and_differs_by_what_travels() -> None:
-    """67.4 ms of calls were measured; pooled rows are 4.27 times the bytes that the paper counts."""
+    """67.4 ms of calls were measured; pooled rows are 4.27 times the paper's bytes."""
     ours, theirs = mad_max.priced(128), mad_max.published(128)
     for part in ("matrices", "lookups"):
         assert theirs.parts[part] < ours.parts[part] < 1.5 * theirs.parts[part]
