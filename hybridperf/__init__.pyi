@@ -74,7 +74,6 @@ from .runs.training_run import training_run as training_run
 from .runs.updates import best_shares as best_shares
 from .runs.updates import iterations as iterations
 from .traces.other_ranks import rescale_trace as rescale_trace
-from .training.launch_files.read import read_launch as read_launch
 from .training.launch_files.write import write_launch as write_launch
 from .training.offload.layouts import offloaded_layouts as offloaded_layouts
 from .training.offload.step import Tier as Tier

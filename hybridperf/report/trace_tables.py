@@ -1,7 +1,7 @@
 """What a trace shows, its replay and what a change makes of it, as tables for a terminal."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
