@@ -1,12 +1,10 @@
-"""Commands around plans: refusals in one sentence, the library calls."""
+"""Commands around plans, the library calls."""
 
-import pandas as pd
 import pytest
 
 import hybridperf as hp
 from hybridperf.cli.app import main
 from hybridperf.io import InputError
-from hybridperf.validate import plans
 from hybridperf.workloads.transformer.zoo import shape_names
 
 
@@ -17,19 +15,6 @@ def said(capsys, *words: str, status: int = 0) -> str:
     out, err = capsys.readouterr()
     assert done.value.code == status, err
     return err if status else out
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["validate", "plans"], "--data FOLDER"),
-        (["validate", "plans", "--tasks", "grph"], "choice, graph"),
-    ],
-)
-def test_what_cannot_be_chosen_is_one_sentence(capsys, words, sentence) -> None:
-    text = said(capsys, *words, status=2)
-    assert sentence in text
-    assert len(text.strip().splitlines()) == 1
 
 
 def test_the_library_plans_in_five_lines(tmp_path) -> None:
@@ -49,31 +34,6 @@ def test_the_library_plans_in_five_lines(tmp_path) -> None:
     assert "best:" in hp.plan_report(found)
     with pytest.raises(InputError, match="would do"):
         hp.plan("gpt3-125m", "aic_a100_sxm", 7)
-
-
-def test_tables_of_plans_say_cases_and_goals() -> None:
-    judged = [
-        plans.Choice("plan, other cases", pd.Series({"a on 8": 1.0, "b on 8": 1.2})),
-        plans.Choice(
-            "any layout at random: chance of one within 10 %",
-            pd.Series({"a on 8": 0.25, "b on 8": 0.5}),
-        ),
-    ]
-    plan, chance = plans.choice_table(judged).to_dict("records")
-    assert (plan["close_share"], plan["worst_share"]) == pytest.approx((0.5, 0.2))
-    assert chance["close_share"] == pytest.approx(0.375)
-    layouts = pd.DataFrame({"graph_s": [1.1, 1.0, 2.0]})
-    assert plans.slower(layouts) == pytest.approx(1.1)
-
-
-@pytest.mark.slow
-def test_brute_force_is_a_command(capsys, tmp_path) -> None:
-    text = said(
-        capsys, "validate", "plans", "--tasks", "graph", "--quick", "--folder", str(tmp_path)
-    )
-    assert "gpt3-6.7b" in text
-    frame = pd.read_csv(tmp_path / "plans_graph_layouts.csv")
-    assert (frame["plan_s"].diff().dropna() >= 0).all()
 
 
 def test_models_can_be_listed_and_shown(capsys) -> None:

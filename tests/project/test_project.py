@@ -143,6 +143,7 @@ def test_the_product_does_not_import_what_judges_it() -> None:
     for path in sources(LIBRARY):
         if room_of(path) not in ("validate", "cli"):
             assert not [name for _, name in imports(path) if name.startswith("hybridperf.validate")]
+        assert not [name for _, name in imports(path) if name.startswith("benchmarks")]
 
 
 def test_folders_with_sources_are_packages() -> None:

@@ -441,8 +441,7 @@ def test_tables_and_parameters_fit_in_three_gigabytes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["her", "--model", "here"], "unknown claim 'her' (did you mean 'here'?)"),
-        (["ops", "--model", "here"], "here holds no ops.csv or host.csv"),
+        (["ops", "--model", "here"], "expected here, got 'ops'; claims on published"),
         (["here"], "expected --model FOLDER, got none"),
         (["here", "--model", "no-such-folder"], "no-such-folder"),
         (["here", "--model", "v100"], "a gpu, and JAX runs on a cpu here"),
