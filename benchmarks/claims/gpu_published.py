@@ -1,7 +1,8 @@
 """Steps of published architectures by Hugging Face's own code, at the sizes that GPUs run: weights
 drawn from their configs, nothing downloaded.
 
-As `gpu_steps.py`; `calibration/` ran them on a GPU, `validate programs` captures them without one.
+As `gpu_steps.py`; `calibration/` ran them on a GPU, the claim `programs`
+captures them without one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Steps of PyTorch at the sizes that GPUs run: what `calibration/` ran on a GPU, and what
-`validate programs` captures without one.
+`benchmarks.claims programs` captures without one.
 
 Each is a function that returns what `predict --torch` takes, (module or fn, args) or (module or fn,
 args, optimizer).

@@ -1,5 +1,4 @@
-"""`hybridperf validate lin`: DLRMs of Lin et al. (HiPC 2022, TPDS 2025) predicted, next to their
-own errors and baselines.
+"""DLRMs of Lin et al. (HiPC 2022, TPDS 2025) predicted, next to their own errors and baselines.
 
 Nothing is fitted on the cells that are judged. What a kernel sequence or a host gives is given by
 another workload or another rank; what is borrowed from the traced sequences is named

@@ -1,5 +1,5 @@
 """Embedding lookups by the formulas of Lin et al. (owensgroup/ml_perf_model@5b2522a), which
-`hybridperf validate lin` prints next to ours.
+`python -m benchmarks.claims lin` prints next to ours.
 
 B bags per table, E rows, D numbers of fp32 a row, L lookups per bag, r32(x) = x rounded up to 32
 bytes. A bag of a table moves

@@ -16,9 +16,9 @@ _HEADERS = (
     "what", "n", "measure", "ours", "goal", "best baseline", "Pearson r", "coverage", "half-width",
 )  # fmt: skip
 _INTRODUCTION = (
-    "# Accuracy\n\nTables are made by `hybridperf validate page` from the results of the commands"
-    " above them.\nErrors are |predicted / measured - 1| on rows that no fit has seen. Coverage:"
-    " the share of\nmeasurements inside their 90 % interval.\n"
+    "# Accuracy\n\nTables are made by `python -m benchmarks.claims page` from the results of the"
+    " commands above them.\nErrors are |predicted / measured - 1| on rows that no fit has seen."
+    " Coverage: the share of\nmeasurements inside their 90 % interval.\n"
 )
 
 

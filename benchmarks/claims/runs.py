@@ -55,7 +55,7 @@ def run(data: Path | None, tasks: Sequence[str], quick: bool) -> Iterator[Found]
     """What its tasks say; `quick`: each bill at one number of GPUs, a short loop."""
     if "bills" in tasks and data is None:
         raise InputError(
-            "expected --data FOLDER for the bills of `validate runs`, got none; give it, or"
+            "expected --data FOLDER for the bills of runs, got none; give it, or"
             " --tasks published,here"
         )
     if "published" in tasks:

@@ -1,4 +1,4 @@
-"""`hybridperf validate steps`: Transformer training steps predicted, next to baselines fitted on
+"""Transformer training steps predicted, next to baselines fitted on
 the same rows.
 
     splits       what is given and what is judged: `step_splits.py`

@@ -33,7 +33,7 @@ def test_five_of_six_bills_lie_inside(data_dir) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills by Linux's CPU clocks")
 def test_a_killed_loop_is_predicted() -> None:
-    """A slice of `validate runs --tasks here`: SIGKILL at fixed seconds, checkpoints on disk."""
+    """A slice of claim `runs --tasks here`: SIGKILL at fixed seconds, checkpoints on disk."""
     effort = runs.Effort((8, 32), kills=5, mean_s=1.2)
     found = runs.killed(effort)
     for line in found.lines:

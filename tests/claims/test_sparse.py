@@ -1,7 +1,7 @@
 """The claim on sparse products: graphs are left out whole, and ours beats the baselines on a slice.
 
 The slice is of one GPU, two kernels and two widths; the figures of all rows are those of
-`hybridperf validate sparse --data DATA`.
+claim `sparse --data DATA`.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `validate topology` finds of bandwidths and of measured pairs."""
+"""What claim `topology` finds of bandwidths and of measured pairs."""
 
 from pathlib import Path
 
