@@ -20,13 +20,14 @@ from hybridperf.engine.prediction import predict
 from hybridperf.io import InputError, write_json
 from hybridperf.model import PerfModel
 from hybridperf.validate import measured_steps
+from hybridperf.validate.harness import facts
 from hybridperf.validate.measured_steps import StepComparison
 
 PROCESSES = 2
 GOAL = 0.15
 _SUMMARY_SCHEMA_VERSION = 1
 
-STEPS: Sequence[str] = harness.facts("here.toml")["ranks"]["steps"]
+STEPS: Sequence[str] = facts("here.toml")["ranks"]["steps"]
 
 
 def run(

@@ -9,18 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.claims import device_baselines, device_judge, devices, scores
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.learning.prior import Predicted
 from hybridperf.model.published import ops as sources
 from hybridperf.model.published.ops import DeviceRows
 from hybridperf.report import plots
-from hybridperf.validate import (
-    device_baselines,
-    device_judge,
-    devices,
-    scores,
-)
 
 
 def softmax_rows(

@@ -6,17 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.claims import published_runs, step_memory, step_splits, steps
 from hybridperf.engine.prediction import predict
 from hybridperf.io import InputError, read_table
 from hybridperf.model import model_or_datasheet
 from hybridperf.training.steps.memory_fit import endings
 from hybridperf.training.steps.rows import resolve
-from hybridperf.validate import (
-    published_runs,
-    step_memory,
-    step_splits,
-    steps,
-)
 
 ROW = {
     "source": "mosaicml_llmfoundry", "family": "gpt", "hidden": 1024, "heads": 16, "layers": 12,
