@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test check lint docs calibrations clean
+.PHONY: demo test check lint docs calibrations claims clean
 
 HYBRIDPERF_DATA ?= ../shared/data
 
@@ -38,6 +38,11 @@ docs: $(VENV)/.dev
 calibrations: $(VENV)/.dev
 	$(BIN)/hybridperf calibrations --data $(HYBRIDPERF_DATA) --folder calibration/hardware
 
+# accuracy on published measurements, a claim each (hours; `make claims CLAIMS=steps`; `CLAIMS_ARGS=--quick` takes minutes)
+CLAIMS ?= steps serving collectives devices lin models sparse stragglers topology jobs runs plans agreement programs requests traces
+claims: $(VENV)/.dev
+	for name in $(CLAIMS); do $(BIN)/python -m benchmarks.claims $$name --data $(HYBRIDPERF_DATA) --out claims-out/$$name $(CLAIMS_ARGS) || exit 1; done
+
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "hybridperf needs Python 3.11 or newer, this is %s; try: make PYTHON=python3.12 ..." % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
@@ -53,4 +58,4 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml setup.py
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo-out build *.egg-info
+	rm -rf $(VENV) demo-out claims-out build *.egg-info

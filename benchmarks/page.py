@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.claims.page import made_text, with_section
 from hybridperf.io import replacing
 from hybridperf.validate.harness import made_by
-from hybridperf.validate.page import made_text, with_section
 
 COMMANDS = {  # section: what is run
     "evaluator": "bench_evaluator.py --quick",

@@ -11,7 +11,7 @@ from typing import Any
 _NAMES = (
     "demo calibrate fit plan-measurements ops collectives predict steps serve run plan pool shard"
     " sweep search devices systems models show validate calibrations trace:summary trace:replay"
-    " trace:export choose:strategies choose:chimera choose:kaisa"
+    " trace:export"
 )
 
 

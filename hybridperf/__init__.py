@@ -29,6 +29,4 @@ _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return _load(name)
-    studies = _load("studies")
-    place = f"it moved to hp.studies.{name}" if name in studies.__all__ else ", ".join(__all__)
-    raise AttributeError(f"module 'hybridperf' has no attribute {name!r}; {place}")
+    raise AttributeError(f"module 'hybridperf' has no attribute {name!r}; {', '.join(__all__)}")

@@ -1,6 +1,5 @@
 """Public names and where they stand: read by editors and type checkers, and when a name is used."""
 
-from . import studies as studies
 from .collectives.fit import fit_collectives as fit_collectives
 from .collectives.frames import predict_collectives as predict_collectives
 from .collectives.model import CollectiveModel as CollectiveModel
@@ -72,7 +71,6 @@ from .serving.function import served_step_function as served_step_function
 from .serving.function import serving_function as serving_function
 from .traces.other_ranks import rescale_trace as rescale_trace
 from .traces.perfetto import write_timeline as write_timeline
-from .training.launch_files.read import read_launch as read_launch
 from .training.launch_files.write import write_launch as write_launch
 from .training.offload.layouts import offloaded_layouts as offloaded_layouts
 from .training.offload.step import Tier as Tier

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import typer.main
 
-from hybridperf.cli.choose import app as choose
 from hybridperf.cli.common import WORDS, add_commands, warn
 from hybridperf.cli.explore import search, shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
@@ -63,7 +62,6 @@ add_commands(
     page,
 )
 app.add_typer(trace, name="trace")
-app.add_typer(choose, name="choose")
 
 
 def _version(asked: bool) -> None:

@@ -155,7 +155,7 @@ def _launched(found: Any, framework: str, row: int, folder: Path) -> None:
     files, remarks = write_launch(found, framework, row, folder)
     common.warn(*remarks)
     common.result(launch_files=[str(file) for file in files])
-    print(f"\nrow {row} for {framework}: sbatch {files[0]}, which `hybridperf steps` reads, too")
+    print(f"\nrow {row} for {framework}: sbatch {files[0]}")
 
 
 def _counts(option: str, text: str) -> list[int]:

@@ -39,7 +39,7 @@ def run(
     elastic: bool = False,
     out: Path | None = None,
 ) -> int:
-    """Predict a whole training run: days, goodput, money, energy and carbon, with failures. A
+    """Predict a whole training run: days, goodput, money and energy, with failures. A
     table of runs is predicted row by row.
 
     Failures by what large runs published, checkpoints by their bytes; the best interval between
@@ -54,7 +54,7 @@ def run(
     Columns that are written:
       predicted_days, days_low, days_high     of the run; a 90 % interval
       goodput, uptime, failures, gpu_hours,   each also as NAME_low and NAME_high; shares of the
-      usd, energy_j, co2_kg                   time from 0 to 1
+      usd, energy_j                           time from 0 to 1
       predicted_step_s                        seconds of a step
       spare_nodes, checkpoint_every_s         that wait; seconds between checkpoints
       layout, note                            what runs; why a row is not predicted

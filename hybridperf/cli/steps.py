@@ -1,14 +1,11 @@
 """`hybridperf steps`: measured or planned training steps, predicted."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument
 
 from hybridperf.cli import common
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def steps(
@@ -47,9 +44,10 @@ def steps(
     """
     import pandas as pd
 
-    from hybridperf.fields.columns import row_of, said_by
+    from hybridperf.fields.columns import reads, row_of, said_by
     from hybridperf.hardware import load_host
     from hybridperf.io import read_table
+    from hybridperf.io.tables import with_own_text
     from hybridperf.training.steps.frames import predict_steps, step_effects
     from hybridperf.training.steps.predict import as_given, kept_as
     from hybridperf.training.steps.saved import saved_model
@@ -70,7 +68,11 @@ def steps(
         raise common.wrong(f"{named}; rename it")
     given = [None if in_words else rows, knobs, *(fit_on or [])]
     common.table_ready(out, given, save_knobs=save_knobs)
-    frame = row_of(table, "steps") if in_words else _read(rows)
+    if in_words:
+        frame = row_of(table, "steps")
+    else:
+        frame = read_table(rows)
+        frame = with_own_text(frame, rows, reads("steps", frame.columns))
     tables = [read_table(path) for path in fit_on or []]
     for path, one in zip(fit_on or [], tables, strict=True):
         if "step_time_s" not in said_by(one.columns, "steps"):
@@ -96,21 +98,3 @@ def steps(
         saved = saved_model(save, fitted, measured, device or None, system or None)
         print(f"a model of {saved.device.id} with these efficiencies in {save}")
     return common.say_predicted(predicted, out)
-
-
-def _read(rows: Path) -> "pd.DataFrame":
-    """A table of rows, or the row that a launch file starts."""
-    import pandas as pd
-
-    from hybridperf.fields.columns import reads
-    from hybridperf.io import read_table
-    from hybridperf.io.tables import with_own_text
-    from hybridperf.training.launch_files.read import is_launch, read_launch
-
-    if not is_launch(rows):
-        frame = read_table(rows)
-        return with_own_text(frame, rows, reads("steps", frame.columns))
-    read = read_launch(rows)
-    if read.unread:
-        common.warn(f"settings of {rows} that are not read: {', '.join(read.unread)}")
-    return pd.DataFrame([read.row])

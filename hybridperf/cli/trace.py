@@ -37,7 +37,6 @@ def summary(
     out: Path | None = None,
     host: Path | None = None,
     communication: str = "",
-    as_tool: Annotated[str, Option("--as")] = "",
     html: Path | None = None,
 ) -> None:
     """Where the time of each step and rank went: computation, communication, idle; top ops."""
@@ -51,9 +50,6 @@ def summary(
     common.keep_files(
         {"--out": out, "--html": html, **common.inside(host, [HOST_FILE], "--host")}, files
     )
-    if as_tool:
-        ours = {"--steps": steps, "--host": host, "--communication": communication, "--html": html}
-        return _as_another_tool(as_tool, files, out, [name for name in ours if ours[name]])
     traces = _read(files, communication)
     chosen = choose_steps(common_steps(traces), steps)
     found = summaries(traces, [step.steps for step in chosen])
@@ -87,21 +83,6 @@ def summary(
         print(f"host overheads in {host / HOST_FILE}")
     if html:
         common.result(notes=notes, timeline=tables.slices(traces, chosen, _SLICES))
-
-
-def _as_another_tool(tool: str, files: list[Path], out: Path | None, options: list[str]) -> None:
-    from hybridperf.traces import tables
-    from hybridperf.traces.as_hta import temporal_breakdown
-
-    if tool.lower() != "hta":
-        raise wrong(f"expected hta at --as (HolisticTraceAnalysis), got {tool!r}")
-    if options:
-        rules = "HTA's breakdown goes by its own rules"
-        raise wrong(f"expected no {options[0]} with --as hta: {rules}; give one of them")
-    found = temporal_breakdown(files)
-    common.result(rows=found)
-    _print(tables.temporal_breakdown(found))
-    common.table_written(found, out, f"{len(found)} rows in")
 
 
 def _print(*tables: str) -> None:

@@ -65,7 +65,7 @@ class Parts(NamedTuple):
 
 
 class AlphaBeta:
-    """The closed form of a collective (see the head of this file) as a `ClosedForm` of the learner."""
+    """The closed form of a collective (head of this file), as the learner takes it."""
 
     name = "links"
     knobs: tuple[str, ...] = (

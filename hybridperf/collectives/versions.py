@@ -76,7 +76,7 @@ def taken_for_usual(
 
     Expert all-to-alls of DeepEP's low-latency kernels and of TensorRT-LLM are 9 to 29 % off in the
     median by NCCL's on the same node, nine in ten within a factor of 1.3 to 1.9, where two systems
-    on NVLink of which nothing was measured are within 1.7 (`validate collectives --tasks experts`).
+    on NVLink of which nothing was measured are within 1.7 (claim `collectives --tasks experts`).
     """
     if set(text(frame, "lib", DEFAULT_IMPLEMENTATION)) <= {usual}:
         return frame, np.zeros(len(frame), bool)

@@ -34,7 +34,6 @@ _UNITS = {  # by how a name ends, the first that does
     "_bytes_per_s_per_gpu": "bytes/s", "_per_s": "1/s", "_per_day": "1/day", "_s": "s", "_w": "W",
     "_bytes": "bytes",
     "transcendental_flops": "flop", "usd_per_hour": "USD/h", "usd_per_kwh": "USD/kWh",
-    "kg_co2_per_kwh": "kg/kWh",
 }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ MODES = ("none", "selective", "full")
 # 0.07
 _ELSEWHERE = 0.06
 # NOISE, SPREAD and LENGTH were chosen by hand with dev rows in sight (vTrain on one node, 30 rows
-# given: `hybridperf validate steps --tasks splits`), not fitted. Little hangs on them: over draws
+# given: claim `steps --tasks splits`), not fitted. Little hangs on them: over draws
 # 10 to 39 of that task, mean error 2.8 % with a standard error of 0.12, half the NOISE, SPREAD of a
 # layer 0.07 or 0.15, of the GPU 0.05 or 0.15, of the LM head 0.1 or 0.3, and one LENGTH 0.6 or 1.6
 # times as long each move it by 0.2 points or less

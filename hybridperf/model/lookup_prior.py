@@ -23,7 +23,7 @@ microbenchmarks (owensgroup/ml_perf_model@5b2522a, `analysis/utils.py`) and of a
 (long loops of `calibration/measured`); their widths allow for so few by Student's t. What is usual
 of `lookup_factor`, a belief of one beside so few devices, was fitted to lookups of two DLRMs:
 kernels recorded on a V100, on two Pascals what their published active seconds leave beside other
-kernels (`hybridperf validate lin`, which leaves out each device in turn). `update_factor` is what
+kernels (claim `lin`, which leaves out each device in turn). `update_factor` is what
 sums into random rows of a large table take over reading such rows, byte for byte, on the H100 and
 the H200, and what the V100's backward kernels take over its forward ones. `l2_share` is a belief:
 Lin et al. take 0.9.

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def predict_runs(rows: Rows) -> pandas.DataFrame:
-    """Days, goodput, money, energy and carbon of whole training runs, with failures.
+    """Days, goodput, money and energy of whole training runs, with failures.
 
         hp.predict_runs([{"model": "llama3-70b", "system": "dgx_h100", "n_gpus": 1024,
                           "tokens": "15T", "checkpoint": "async"}])
 
     Adds `predicted_days, days_low, days_high`; `goodput`, `uptime`, `failures`, `gpu_hours`, `usd`,
-    `energy_j`, `co2_kg`, each with `_low` and `_high`; `predicted_step_s`, `spare_nodes`,
+    `energy_j`, each with `_low` and `_high`; `predicted_step_s`, `spare_nodes`,
     `checkpoint_every_s`, `layout`, `note`. The step is that of the best layout, within what a row
     pins of it (`tp=8`), or `step_time_s`.
 

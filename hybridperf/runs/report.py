@@ -11,11 +11,10 @@ _WRITTEN = {
     "days": lambda value: f"{value:,.3g} days", "goodput": text.percent, "uptime": text.percent,
     "failures": lambda value: f"{value:,.0f}", "gpu_hours": lambda value: f"{value:,.0f}",
     "usd": lambda value: f"{value:,.0f} USD", "energy_j": text.energy,
-    "co2_kg": lambda value: f"{value / 1e3:,.0f} t",
 }  # fmt: skip
 _NAMES = {
     "days": "time", "goodput": "goodput", "uptime": "uptime", "failures": "failures",
-    "gpu_hours": "GPU hours", "usd": "money", "energy_j": "energy", "co2_kg": "CO2",
+    "gpu_hours": "GPU hours", "usd": "money", "energy_j": "energy",
 }  # fmt: skip
 _LOST = {
     "checkpoints": "checkpoints", "redone": "work done again", "detection": "finding out, waiting",

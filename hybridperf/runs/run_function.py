@@ -51,7 +51,7 @@ def run_function(
 
     Returns:
         A function of knobs, `f(knobs) -> results`: a dict of `days`, `goodput` (share of the time),
-        `uptime`, `failures`, `gpu_hours`, and of a device's economy `energy_j`, `usd`, `co2_kg`, as
+        `uptime`, `failures`, `gpu_hours`, and of a device's economy `energy_j`, `usd`, as
         `hp.training_run` has them. Its `knobs` are those of the step, `steps`, `interval_s`,
         `spares` (nodes), those of the settings, `mtbf_s` (seconds between failures of one part, by
         component, or of the "job"), `economy` (rates and watts), and `beliefs`; `f.units` has

@@ -57,7 +57,7 @@ def run_cost(
     model: Any, system: str, gpus: int, tokens: float | str, *, batch: int | None = None,
     ramp: Sequence[tuple[float | str, int]] = (), settings: RunSettings | None = None, **asked: Any,
 ) -> TrainingRun:  # fmt: skip
-    """A whole training run of a model: days, money, energy and carbon, with intervals.
+    """A whole training run of a model: days, money and energy, with intervals.
 
     Args:
         model: name of a published model, a file of its sizes, or a shape (`hp.load_shape`).

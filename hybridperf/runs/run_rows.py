@@ -1,8 +1,8 @@
-"""Rows of whole training runs: days, money, energy and carbon of each, with failures.
+"""Rows of whole training runs: days, money and energy of each, with failures.
 
 predicted_days days_low days_high    of the run; 90 % intervals
 goodput uptime failures gpu_hours    each with NAME_low and NAME_high; goodput and uptime are
-usd energy_j co2_kg                  shares of the time
+usd energy_j                         shares of the time
 predicted_step_s                     seconds of a step
 spare_nodes checkpoint_every_s       that wait; useful seconds between checkpoints
 layout note                          what runs; why a row is not predicted, what was assumed
@@ -22,7 +22,7 @@ from hybridperf.io import InputError
 from hybridperf.runs.run_of_plan import given_step, run_cost
 from hybridperf.runs.training_run import RunSettings, TrainingRun, training_run
 
-_TOTALS = ("goodput", "uptime", "failures", "gpu_hours", "usd", "energy_j", "co2_kg")
+_TOTALS = ("goodput", "uptime", "failures", "gpu_hours", "usd", "energy_j")
 WORDS = ("layout", "note")
 COLUMNS = (
     "predicted_days", "days_low", "days_high",

@@ -1,4 +1,4 @@
-"""A whole training run: days, money, energy and carbon of so many steps on a cluster that fails.
+"""A whole training run: days, money and energy of so many steps on a cluster that fails.
 
     days = steps x step / goodput        goodput: `goodput.py`, its failures: `failures.py`
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from hybridperf.engine.economy import DAY_S, HOUR_S, J_PER_KWH
+from hybridperf.engine.economy import DAY_S, HOUR_S
 from hybridperf.engine.repeated_step import Step
 from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError, unknown
@@ -85,7 +85,7 @@ class TrainingRun:
 
     Attributes:
         table: days, goodput, uptime (share of the time that the job runs), failures, gpu_hours,
-            usd, energy_j, co2_kg, each `expected`, `low` and `high`.
+            usd, energy_j, each `expected`, `low` and `high`.
         lost: shares of the time by what it goes to (`Goodput`).
         cycle: failures and checkpoints as they were chosen.
         spares: how many nodes wait.
@@ -109,7 +109,7 @@ class TrainingRun:
 
 
 def training_run(step: Step, steps: float, settings: RunSettings | None = None) -> TrainingRun:
-    """Days, money, energy and carbon of a run, with intervals.
+    """Days, money and energy of a run, with intervals.
 
     Args:
         step: what is repeated.
@@ -198,8 +198,7 @@ def expected_of(
     """Where the time of a run goes, and what it takes in the mean; numbers may be traced."""
     found, _ = with_spares(known.cycle, known.spares)
     useful_s = steps * step.step_s * known.middle["step_longer"] + settings.warmup_s
-    of_kwh = known.middle["kg_co2_per_kwh"]
-    return found, _totals(step, useful_s, found, known.spares.count, of_kwh)
+    return found, _totals(step, useful_s, found, known.spares.count)
 
 
 def cycle_of(
@@ -264,12 +263,10 @@ def _draws(
         stalls = rng.random(_DRAWS) < step.stall_chance
         drawn_s = drawn_s * np.where(stalls, step.stalled_s / step.step_s, 1.0)
     total_s = steps * drawn_s + settings.warmup_s
-    return _totals(step, total_s, share, waiting.count, known["kg_co2_per_kwh"])
+    return _totals(step, total_s, share, waiting.count)
 
 
-def _totals(
-    step: Step, useful_s: Any, found: Goodput, spares: Any, kg_co2_per_kwh: Any
-) -> dict[str, Any]:  # fmt: skip
+def _totals(step: Step, useful_s: Any, found: Goodput, spares: Any) -> dict[str, Any]:
     """What a run of so many useful seconds takes."""
     wall_s = useful_s / found.useful
     out = {
@@ -291,7 +288,7 @@ def _totals(
         out["usd"] = rates.energy_usd(energy_j)
     elif rates.usd_per_hour is not None:
         out["usd"] = out["gpu_hours"] * rates.usd_per_hour
-    return out | {"energy_j": energy_j, "co2_kg": energy_j / J_PER_KWH * kg_co2_per_kwh}
+    return out | {"energy_j": energy_j}
 
 
 def _check(step: Step, steps: float, settings: RunSettings) -> None:

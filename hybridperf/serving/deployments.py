@@ -4,7 +4,7 @@ An engine takes tp x pp x attention ranks GPUs in some quantisation with some bu
 step; the GPUs hold as many as fit. Disaggregated, x of them compute prompts and y decode. What they
 reach: `deployment_latency.py`. Frameworks add what is believed of them
 (`model/serving_effects.py`), or what measured rows tell (`serving_fit.py`); without rows the
-interval is that of rows of which none like them is measured (`validate serving --tasks beliefs` has
+interval is that of rows of which none like them is measured (claim `serving --tasks beliefs` has
 its coverage), wider on a GPU of which nothing is measured.
 """
 

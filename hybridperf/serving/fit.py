@@ -6,7 +6,7 @@ system keep of their own.
 Effects start from what is believed of them. What is left is a Gaussian process: a constant and
 slopes in the logs of clients and prompts for each model of a framework, each version and each
 system of it, and a smooth part inside one layout: random effects. 30 rows of a new model bring its
-TPOT from 8.9 to 4.7 % (`validate serving --tasks models,few`).
+TPOT from 8.9 to 4.7 % (claim `serving --tasks models,few`).
 
 Axes: N rows, K effects.
 """

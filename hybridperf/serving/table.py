@@ -41,7 +41,7 @@ _COLD_LOW = 1.7
 # shorter where an engine drafts and nothing tells it: 2.5 tokens a step at 1.3 times its seconds
 _DRAFTS = 0.65
 # of GPUs of which no op is measured: steps by a reference device differ from those of a GPU's own
-# ops by 0.07 of decoding and 0.10 of prompts in the mean (`validate serving --tasks gpus`), a new
+# ops by 0.07 of decoding and 0.10 of prompts in the mean (claim `serving --tasks gpus`), a new
 # generation's by twice that
 UNMEASURED = 0.12
 _MEAN = "ttft is the mean of a run{} in which all clients start at once"

@@ -1,7 +1,7 @@
 """What a trace shows, its replay and what a change makes of it, as tables for a terminal."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -50,21 +50,6 @@ def steps(rows: Sequence[StepSummaryRow]) -> str:
         if not frame[name].fillna(0.0).any()
     ]
     return _titled(rows[0].gpu or "unnamed device", frame[[*_STEP]].drop(columns=empty))
-
-
-def temporal_breakdown(frame: pd.DataFrame) -> str:
-    """What `as_hta.temporal_breakdown` found: times with their share of the kernel time."""
-    parts = {"idle": "idle", "compute": "computation", "non_compute": "no computation"}
-
-    def taken(row: Mapping[str, float], part: str) -> str:
-        return f"{row[f'{part}_time(us)']:,.0f} µs ({row[f'{part}_time_pctg']:.2f} %)"
-
-    rows = [
-        [f"{row['rank']:.0f}", f"{row['kernel_time(us)']:,.0f} µs", *(taken(row, p) for p in parts)]
-        for row in frame.to_dict("records")
-    ]
-    shown = pd.DataFrame(rows, columns=["rank", "kernel time", *parts.values()])
-    return _titled("temporal breakdown as by HolisticTraceAnalysis", shown)
 
 
 def idle(rows: Sequence[StepSummaryRow]) -> str:

@@ -76,7 +76,7 @@ def test_busy_seconds_count_what_runs_at_once_only_once() -> None:
             "hybridperf.validate.gpu_jax_steps",
             "expected TORCH in hybridperf.validate.gpu_jax_steps",
         ),
-        ("hybridperf.validate.gpu_steps", "expected a GPU that torch can use, found none"),
+        ("benchmarks.claims.gpu_steps", "expected a GPU that torch can use, found none"),
     ],
 )
 def test_steps_that_cannot_run_are_refused_in_a_sentence(steps, sentence, tmp_path, capsys) -> None:

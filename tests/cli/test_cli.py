@@ -404,19 +404,14 @@ def test_a_prior_that_cannot_serve_is_refused(refused, rows, measured, tmp_path)
 
 def test_a_data_folder_that_is_none_is_refused(refused, tmp_path):
     out = tmp_path / "out"
-    for command in (("calibrations",), ("validate", "ops")):
-        given = (*command, "--folder", out, "--data")
-        assert str(tmp_path / "none") in refused(*given, tmp_path / "none")
-        assert "unknown" in refused(*given, tmp_path, "--families", "softmux")
+    given = ("calibrations", "--folder", out, "--data")
+    assert str(tmp_path / "none") in refused(*given, tmp_path / "none")
+    assert "unknown" in refused(*given, tmp_path, "--families", "softmux")
     (tmp_path / "compute").mkdir()
     assert "unknown device 'k80'" in refused(
         "calibrations", "--data", tmp_path, "--devices", "k80", "--folder", out
     )
     assert "expected the tables" in refused("calibrations", "--data", tmp_path, "--folder", out)
-    assert "expected the tables" in refused("validate", "ops", "--data", tmp_path, "--folder", out)
-    assert "unknown split or family 'k80'" in refused(
-        "validate", "ops", "--data", tmp_path, "--leave", "k80", "--folder", out
-    )
     assert not (out / "prior").exists()
 
 

@@ -167,7 +167,6 @@ def test_wrong_input_is_refused_in_one_sentence(refused, measured, tmp_path):
     assert "unknown model of collectives" in refused(
         "collectives", measured, "--model", "nosuch", "--out", tmp_path / "o.csv"
     )
-    assert "expected --data" in refused("validate", "collectives")
     assert "2 or more" in refused("calibrate", "--collectives", "--processes", "1", "--folder", out)
     assert "unknown part" in refused(
         "calibrations", "--data", tmp_path, "--only", "links", "--folder", out

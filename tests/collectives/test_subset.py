@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
+from benchmarks.claims.topology import dgx1v
 from hybridperf.collectives.subset import (
     _grown_cycle,
     ring,
@@ -16,7 +17,6 @@ from hybridperf.collectives.subset import (
 )
 from hybridperf.hardware import load_system
 from hybridperf.hardware.topology import Topology, load_topology, of_words
-from hybridperf.validate.topology import dgx1v
 
 
 def brute(rates: np.ndarray) -> float:

@@ -267,8 +267,7 @@ def test_other_commands_keep_what_they_read(tmp_path, refused) -> None:
         ("fit", held_out, "--device", "a100_sxm4_80g", "--folder", tmp_path),
         ("fit", of_links, "--system", SYSTEM, "--folder", tmp_path),
         ("trace", "summary", tmp_path / "host.json", "--host", tmp_path),
-        ("validate", "ops", "--model", tmp_path, "--folder", tmp_path),
-        ("validate", "collectives", "--data", tmp_path, "--folder", tmp_path),
+        ("validate", "here", "--model", tmp_path, "--folder", tmp_path),
         ("calibrations", "--data", tmp_path, "--folder", tmp_path),
     ):
         assert "which would be lost" in refused(*asked), asked

@@ -22,7 +22,6 @@ from hybridperf.model.fit import rows as fit_rows
 from hybridperf.ops import columns_of, op_by_name, op_names
 from hybridperf.ops.base import op_fields
 from hybridperf.ops.table import LABELS, parse_ops
-from hybridperf.runs.colocation import read_groups
 from hybridperf.runs.job_times import read_training_jobs
 from hybridperf.serving.open_loop import recorded
 from hybridperf.serving.pools import read_requests, read_types
@@ -210,13 +209,6 @@ def test_readers_of_small_tables_take_other_names() -> None:
     assert (kind.name, kind.usd_per_hour) == ("a", 2.0)
     arrival_s, size = read_requests(pd.DataFrame({"arrival_s": [2, 1], "batch": [3, 4]}))
     assert (arrival_s.tolist(), size.tolist()) == ([1, 2], [4, 3])
-
-
-def test_a_misspelt_measurement_of_a_task_is_no_resource() -> None:
-    rows = [{"group": "a", "compute_s": 1.0, "memory_s": 2.0}] * 2
-    assert read_groups(pd.DataFrame(rows))[0].resource_s.shape == (2, 2)
-    with pytest.raises(InputError, match=r"'alon_s' .did you mean 'alone_s'"):
-        read_groups(pd.DataFrame([one | {"alon_s": 2.5} for one in rows]))
 
 
 _TABLES = (

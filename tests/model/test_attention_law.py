@@ -8,7 +8,7 @@ from hybridperf.model.price import price
 from hybridperf.ops import EncoderAttention, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import has_law, law_seconds
 
-MEASURED = {  # by step of `validate/gpu_steps.py`, without dropout: attention of one layer
+MEASURED = {  # by step of `benchmarks/claims/gpu_steps.py`, without dropout: attention of one layer
     "gpt2": PrefillAttention("bf16", 12.0, 1024.0, 12.0, 64.0),
     "gpt2_medium_half": PrefillAttention("bf16", 4.0, 1024.0, 16.0, 64.0),
     "llama": PrefillAttention("bf16", 2.0, 4096.0, 32.0, 64.0, kv_heads=8.0),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from benchmarks.claims.__main__ import claims
 from hybridperf.cli.app import app, main
 
 ROOT = Path(__file__).parent.parent.parent
@@ -120,13 +121,15 @@ def test_files_that_docs_name_exist() -> None:
 
 
 def test_commands_in_text_exist() -> None:
-    """`hybridperf NAME` anywhere in the documentation is a command."""
+    """`hybridperf NAME` anywhere in the documentation is a command, as is each claim."""
     import typer
 
     known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     for page in PAGES:
         for name in re.findall(r"`hybridperf ([a-z][\w-]*)", page.read_text()):
             assert name in known, f"{page.relative_to(ROOT)}: hybridperf {name}"
+        for name in re.findall(r"benchmarks\.claims ([a-z]\w*)", page.read_text()):
+            assert name in claims(), f"{page.relative_to(ROOT)}: benchmarks.claims {name}"
 
 
 def test_readme_shows_what_its_examples_print() -> None:

@@ -14,13 +14,12 @@ PRICING = {
     "collective_seconds", "step_durations", "durations",
 }  # fmt: skip
 HOME = ("model", "engine", "collectives", "ops", "learning")
-# judges compare prices with measurements; papers' own laws stand in studies
+# judges compare prices with measurements
 JUDGES = ("validate",)
 # module: what it does with the price's answers
 ASKS = {
     "training/steps/cells.py": "keeps the price of each unique call of a batch of steps",
     "traces/other_device.py": "prices ops of a trace on two machines, for their ratio",
-    "studies/strategies/cluster.py": "MAD-Max's search over layers, by our price",
     "explore/sharding/fused.py": "lookups of all tables of a rank, priced together",
     "serving/function.py": "the rows of a served step on a varied machine, for its slopes",
     "explore/sweeps/steps.py": "ops of a step written in TOML, by pricers of `model/`",

@@ -33,7 +33,6 @@ ROOMS = [  # each imports only from those before it
     "runs",
     "explore",
     "validate",
-    "studies",
     "page",
     "cli",
 ]
@@ -64,7 +63,7 @@ def test_every_file_belongs_to_a_room() -> None:
         "__init__.py", "__init__.pyi", "py.typed",
     }  # fmt: skip
     # Python binds a loaded folder to the package under its name, over whatever had it
-    assert {*ROOMS} & {*hybridperf.__all__} == {"studies"}
+    assert not {*ROOMS} & {*hybridperf.__all__}
 
 
 def test_few_arrows_join_the_rooms() -> None:
@@ -183,7 +182,7 @@ def test_the_calibration_programs_import_the_library_only_from_its_lower_rooms()
     """What measures must not depend on what predicts."""
     for path in sources(ROOT / "calibration"):
         for line, module in imports(path):
-            above = ("cli", "report", "studies", "validate")
+            above = ("cli", "report", "validate")
             assert module.split(".")[:2] not in (["hybridperf", room] for room in above), (
                 f"{path}:{line}"
             )
@@ -193,6 +192,7 @@ def test_the_product_does_not_import_what_judges_it() -> None:
     for path in sources(LIBRARY):
         if room_of(path) not in ("validate", "cli"):
             assert not [name for _, name in imports(path) if name.startswith("hybridperf.validate")]
+        assert not [name for _, name in imports(path) if name.startswith("benchmarks")]
 
 
 def test_folders_with_sources_are_packages() -> None:
@@ -237,7 +237,7 @@ def fresh(code: str) -> str:
 
 def test_public_names_exist() -> None:
     for name in hybridperf.__all__:
-        assert callable(getattr(hybridperf, name)) or name == "studies", name
+        assert callable(getattr(hybridperf, name)), name
     with pytest.raises(AttributeError, match="has no attribute 'prdict'"):
         _ = hybridperf.prdict  # type: ignore[attr-defined]
 
@@ -269,7 +269,7 @@ print(*sys.modules)
     loaded = set(fresh(code).split())
     slow = {f"scipy.{part}" for part in ("linalg", "optimize", "special", "sparse", "stats")}
     slow |= {"optax", "flax", "matplotlib", "hybridperf.engine.batches"}
-    assert not loaded & {*slow, "hybridperf.training.launch_files.read"}
+    assert not loaded & slow
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.claims.jobs import ONES, PAC_ML, elastic_gains, fewer_refused, of_models
 from hybridperf.engine.queues import erlang_b
 from hybridperf.io import InputError
 from hybridperf.runs.job_policies import (
@@ -18,7 +19,6 @@ from hybridperf.runs.job_policies import (
 )
 from hybridperf.runs.job_times import JobTimes, TrainingJob, job_times, read_training_jobs
 from hybridperf.training.steps.predict import predict_steps
-from hybridperf.validate.jobs import ONES, PAC_ML, elastic_gains, fewer_refused, of_models
 
 
 def times(*rates: float) -> JobTimes:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.claims.topology import dgx1v, job_stream
 from hybridperf.collectives.subset import share, share_model
 from hybridperf.engine.prediction import predict
 from hybridperf.hardware.topology import load_topology
@@ -25,7 +26,6 @@ from hybridperf.runs.placement import (
     placements,
     read_placed_jobs,
 )
-from hybridperf.validate.topology import dgx1v, job_stream
 
 TALKS = PlacedStep(0.01, 500e6)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from benchmarks.claims.stragglers import of_jobs, of_unknown, of_workers
 from hybridperf.io import InputError, read_table
 from hybridperf.runs.stragglers import WorkerNoise, slow_down_at
-from hybridperf.validate.stragglers import of_jobs, of_unknown, of_workers
 
 
 def test_the_two_known_limits() -> None:

@@ -39,7 +39,6 @@ def test_a_run_that_never_fails_is_its_steps() -> None:
     rates = step.economy
     draws_w = 64 * rates.pue * (rates.full_w + rates.host_w)
     assert found.row("energy_j")[0] == pytest.approx(draws_w * 86_400)
-    assert found.row("co2_kg")[0] == pytest.approx(found.row("energy_j")[0] / 3.6e6 * 0.385)
 
 
 def test_runs_that_stall_are_a_branch_of_their_own() -> None:
@@ -227,7 +226,7 @@ def test_the_command_tells_json_what_it_tells_people(capsys: pytest.CaptureFixtu
     assert status == 0
     found = json.loads(said)
     assert [one["what"] for one in found["run"]] == [
-        "days", "goodput", "uptime", "failures", "gpu_hours", "usd", "energy_j", "co2_kg",
+        "days", "goodput", "uptime", "failures", "gpu_hours", "usd", "energy_j",
     ]  # fmt: skip
     assert sum(found["lost"].values()) == pytest.approx(1.0)
 

@@ -265,7 +265,6 @@ COMMANDS = [
     "show v100", "devices", "systems", "models",
     "fit HERE/ops.csv --device v100_sxm2 --prior none --folder HERE/model",
     "trace summary HERE/none.json --step 1 --out HERE/out.csv",
-    "choose kaisa --shape bert-large --gpus 8 --system dgx2 --micro-batch 2 --every 10",
 ]  # fmt: skip
 
 
@@ -366,20 +365,6 @@ def targets() -> dict[str, Callable[[], Target]]:
 
         read_collectives([path])
 
-    def launch() -> Target:
-        from hybridperf.training.launch_files.facts import LaunchedStep
-        from hybridperf.training.launch_files.read import read_launch
-        from hybridperf.training.launch_files.target import targets as frameworks
-        from hybridperf.training.launch_files.write import launch_files
-
-        layout, texts = hp.Layout(tp=2, dp=8, micro_batch=2, accumulation=2), {}
-        for name, framework in frameworks().items():
-            habits = framework.framework
-            step = LaunchedStep(hp.load_shape("gpt2"), layout, "bf16", habits, "gpt2", 8)
-            if not framework.config:  # another file is read beside it
-                texts[f"{name}.sh"] = launch_files(step, framework, [])[0]["launch.sh"]
-        return of_files(texts, mutations.mutated_text, lambda path: read_launch(path).row)
-
     def read_sweep(path: Path) -> None:
         from hybridperf.explore.sweeps.spec import read_spec
 
@@ -438,7 +423,6 @@ def targets() -> dict[str, Callable[[], Target]]:
             mutations.mutated_json, read_trace,
         ),
         "program": program,
-        "launch": launch,
         "model": lambda: of_model(_save_model, lambda path: hp.load_model(path).fingerprint()),
         "collective_model": lambda: of_model(_save_collectives, _collectives_fingerprint),
         "prior": lambda: of_model(_save_prior, _prior_fingerprint),

@@ -17,7 +17,8 @@ from nbclient import NotebookClient
 
 _FULL_S = 2400  # a full calibration is one cell
 _RETURNS = re.compile(r"[^\n]*\r(?!\n)")  # what a bar of letters draws over
-NOTEBOOKS = sorted((Path(__file__).parent.parent.parent / "notebooks").glob("*.ipynb"))
+_FOLDER = Path(__file__).parent.parent.parent / "notebooks"
+NOTEBOOKS, PAPERS = sorted(_FOLDER.glob("*.ipynb")), sorted(_FOLDER.glob("papers/*.ipynb"))
 
 
 def executed(path: Path, folder: Path, timeout_s: int = 300) -> nbformat.NotebookNode:
@@ -72,11 +73,11 @@ def _without_remarks(outputs: list[nbformat.NotebookNode]) -> list[nbformat.Note
 
 def main() -> None:
     os.environ.setdefault("HYBRIDPERF_SETTING", "quick")
-    for path in NOTEBOOKS:
+    for path in NOTEBOOKS + PAPERS:
         if sys.argv[1:] and path.stem not in sys.argv[1:]:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            notebook = executed(path, Path(folder), _FULL_S)
+            notebook = executed(path, path.parent if path in PAPERS else Path(folder), _FULL_S)
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.execution_count = None

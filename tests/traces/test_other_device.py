@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.made_traces import made_trace
 
+from benchmarks.claims import traces
 from hybridperf.hardware import load_device
 from hybridperf.io import read_json
 from hybridperf.model import PerfModel
@@ -15,7 +16,6 @@ from hybridperf.traces.other_device import DATASHEET, NAME, other_device
 from hybridperf.traces.replay import replay_step
 from hybridperf.traces.row_ops import our_ops, recorded_calls
 from hybridperf.traces.steps import steps
-from hybridperf.validate import traces
 from hybridperf.validate.harness import SCHEMA, SCHEMA_VERSION
 
 LOOKUP = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"

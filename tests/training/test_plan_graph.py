@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 from support.schedule_graphs import graph_seconds
 
+from benchmarks.claims.plans import CASES, WITHIN, by_graph, judge, slower
 from hybridperf.engine.closed import step_seconds
 from hybridperf.training.plans.explain import confirm, neighbours
 from hybridperf.training.plans.run import plan
 from hybridperf.training.plans.setup import training_setup
 from hybridperf.training.steps.features import features
-from hybridperf.validate.plans import CASES, WITHIN, by_graph, judge, slower
 from hybridperf.workloads.schedules import schedule
 from hybridperf.workloads.transformer import Layout, load_shape
 

@@ -7,8 +7,6 @@ import pandas as pd
 import pytest
 
 import hybridperf as hp
-from hybridperf.training.launch_files.target import target_called
-from hybridperf.training.launch_files.write import launched_step
 from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.full_row import assumed
 from hybridperf.training.steps.predict import predict_steps
@@ -259,21 +257,6 @@ def test_what_a_column_says_by_another_name_is_not_assumed(cache):
         for asked in (row, row | found.dropna().to_dict())
     )
     assert one == full
-
-
-@pytest.mark.parametrize("name", ["torchtitan", "megatron", "nemo"])
-def test_a_launch_file_is_predicted_alike_as_the_layout_it_starts(cache, name, tmp_path):
-    target = target_called(name)
-    found = hp.plan(
-        "llama3-8b", "aic_h100_sxm", 16, batch=64, framework=target.framework, limit=300,
-        cache=cache,
-    )  # fmt: skip
-    steps = (launched_step(found, at, target) for at in range(1, len(found) + 1))
-    at = next(at for at, step in enumerate(steps) if not target.lacks(step.facts))
-    files, _ = hp.write_launch(found, name, at + 1, tmp_path / name)
-    asked = pd.DataFrame([hp.read_launch(files[0]).row])
-    back = predict_steps(asked, cache=cache).frame["predicted_s"]
-    assert back[0] == pytest.approx(found.step_s(found.choice(at)), rel=1e-9)
 
 
 @pytest.mark.parametrize("framework", ["", "megatron_core", "nanotron", "gpt_neox", "torchtitan"])

@@ -7,12 +7,13 @@ import dataclasses
 import pytest
 
 import hybridperf as hp
+from benchmarks.claims import ranks
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import EagerOp
-from hybridperf.validate import here, ranks, torch_estimator
+from hybridperf.validate import here, torch_estimator
 from hybridperf.validate.measured_steps import (
     MeasuredStep,
     StepComparison,

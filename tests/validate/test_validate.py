@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.claims import scores
 from hybridperf.cli import app as cli
 from hybridperf.engine.prediction import predict
 from hybridperf.hardware import this_cpu
@@ -22,7 +23,7 @@ from hybridperf.model import GroupReport, PerfModel
 from hybridperf.model.fit.programs import usable_core
 from hybridperf.ops import GROUPS
 from hybridperf.ops.roofline import Work
-from hybridperf.validate import demo, here, measured_steps, scores, step_baselines, step_ops
+from hybridperf.validate import demo, here, measured_steps, step_baselines, step_ops
 from hybridperf.validate.measured_steps import MeasuredStep, StepComparison
 from hybridperf_calibration.training_steps import dlrm, gpt, op_times
 from hybridperf_calibration.training_steps import run as workload_run
@@ -441,8 +442,7 @@ def test_tables_and_parameters_fit_in_three_gigabytes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["her", "--model", "here"], "unknown claim 'her' (did you mean 'here'?)"),
-        (["ops", "--model", "here"], "here holds no ops.csv or host.csv"),
+        (["ops", "--model", "here"], "expected here, got 'ops'; claims on published"),
         (["here"], "expected --model FOLDER, got none"),
         (["here", "--model", "no-such-folder"], "no-such-folder"),
         (["here", "--model", "v100"], "a gpu, and JAX runs on a cpu here"),

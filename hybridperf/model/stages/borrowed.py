@@ -6,7 +6,7 @@ roofline as its reference device reaches.
 
 `t` is what an op's kernels take to fill and to empty a device (`FIXED_S` each, or what the op takes
 beyond the roofline, if less), which a faster memory makes no quicker: decoding steps of four GPUs
-left out in turn are 7.1 % off in the mean with it (`validate serving --tasks gpus`).
+left out in turn are 7.1 % off in the mean with it (claim `serving --tasks gpus`).
 
 The reference device is the shipped calibration of the same architecture, or generation, that has
 such ops; where there is none, that of the nearest peak, and of equal ones that of the nearest

@@ -7,7 +7,7 @@ import { Asked } from "./view.js";
 const WRITE = {
   days: ["days", units.count], goodput: ["goodput", units.percent], uptime: ["uptime", units.percent],
   failures: ["failures", (v) => (v < 100 ? v.toFixed(1) : units.count(v))], gpu_hours: ["GPU hours", units.count], usd: ["money", units.money],
-  energy_j: ["energy", (v) => units.quantity(v / 3600, "Wh")], co2_kg: ["carbon dioxide", (v) => (v < 1000 ? units.quantity(v * 1000, "g") : units.quantity(v / 1000, "t"))],
+  energy_j: ["energy", (v) => units.quantity(v / 3600, "Wh")],
 };
 
 const LOST = { useful: "useful steps", planned: "planned stops", detection: "until a failure is noticed and a node is there", restart: "starting again", redone: "work since the last checkpoint, done again", checkpoints: "writing checkpoints", evaluation: "evaluation", stalls: "stalls" };

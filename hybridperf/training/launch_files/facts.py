@@ -20,27 +20,13 @@ or of a model; frameworks say some of them otherwise, which are facts, too:
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from typing import Any
 
-from hybridperf.io import InputError
-from hybridperf.training.steps.full_row import size_columns
-from hybridperf.training.steps.row_layout import layout_columns
-from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, TransformerShape
-from hybridperf.workloads.transformer.layout import ORDER
 
 Facts = dict[str, Any]
 
 RANK_ORDERS = ("tp cp dp pp", "tp cp pp dp")
-# facts of which none is 0 where a file gives it; batches over all may be -1, as the others say
-COUNTS = frozenset({
-    "hidden", "heads", "layers", "vocab", "kv_heads", "key_groups", "head_dim", "seq", "mlp_ffn",
-    "tp", "tp_plain", "tp_sequence", "pp", "cp", "ep", "expert_tp", "vp", "chunks", "chunk_layers",
-    "stage_layers", "copies", "dp_copies", "micro_batch", "accumulation", "pass_batch", "passes",
-    "pipe_batches",
-})  # fmt: skip
 _LATENT = ("query_rank", "kv_rank", "plain_dim", "rotary_dim", "value_dim")
 
 
@@ -60,17 +46,6 @@ class LaunchedStep:
     @property
     def nodes(self) -> int:
         return self.layout.ranks // self.gpus_per_node
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """The row of `steps` that asks for this step."""
-        s, x = self.shape, self.layout
-        return {
-            **({"model": self.model} if self.model else size_columns(s)),
-            "seq": s.seq, "gpu": self.gpu or None, "system": self.system or None,
-            "gpus_per_node": self.gpus_per_node, **layout_columns(x),
-            "precision": self.precision, "framework": self.framework,
-        }  # fmt: skip
 
     @property
     def facts(self) -> Facts:
@@ -122,113 +97,6 @@ def model_facts(shape: TransformerShape) -> Facts:
     }  # fmt: skip
 
 
-def layout_of(x: Facts, gpus: int, depth: int) -> Layout:
-    """The layout of so many ranks that facts of a launch file mean.
-
-    Args:
-        x: facts; those that it leaves out have been given their framework's defaults.
-        gpus: ranks that the file starts.
-        depth: layers of the model.
-
-    Raises:
-        InputError: where degrees do not divide, or a step is none of ours.
-    """
-    tp = x.get("tp") or x["tp_plain"] * x["tp_sequence"]
-    pp, cp, ep = x["pp"], x.get("cp", 1), x.get("ep", 1)
-    if gpus % (tp * pp * cp):
-        raise InputError(
-            f"expected tp x pp x cp to divide the {gpus} GPUs that are started, got {tp} x {pp} x"
-            f" {cp}; mend the degrees or the number of nodes"
-        )
-    dp = gpus // (tp * pp * cp)
-    dp_shard = _dp_shard(x, dp, ep)
-    zero, shards = _zero(x, dp, cp, dp_shard)
-    micro_batch, accumulation = _batches(x, dp, pp, gpus)
-    kind = KINDS.get(x.get("schedule", ""))
-    folded = pp > 1 and kind is not None and kind.folded
-    vp = x.get("chunks") or (depth // (pp * x["chunk_layers"]) if x.get("chunk_layers") else 1)
-    vp = 2 if folded else vp
-    expert_tp = x.get("expert_tp") or tp
-    layout = Layout(
-        tp=tp, pp=pp, vp=vp, dp=dp, cp=cp, ep=ep, micro_batch=micro_batch,
-        sequence_parallel=tp > 1 and bool(x.get("sequence_parallel", x.get("tp_sequence", 1) > 1)),
-        accumulation=accumulation, zero=zero, expert_tp=None if expert_tp == tp else expert_tp,
-        shard_ranks=None if shards == dp * cp or not zero else shards, recompute=x["recompute"],
-        schedule="1f1b" if pp == 1 else "interleaved" if vp > 1 and not folded else x["schedule"],
-    )  # fmt: skip
-    layout.check_numbers()
-    return layout.replace(order=_order(layout, x.get("rank_order", RANK_ORDERS[0])))
-
-
-def _dp_shard(x: Facts, dp: int, ep: int) -> int:
-    """Data ranks that share weights, by whichever facts say it; -1 stands for all that are left."""
-    given = x.get("dp_shard", x["dp_shard_rest"] * ep if "dp_shard_rest" in x else None)
-    copies = x.get("dp_copies", 1)
-    if given is None:
-        return 1
-    found = int(dp // copies if given < 0 else given)
-    if found * copies != dp:
-        raise InputError(
-            f"expected replicas x shards to be the {dp} data ranks that the other degrees leave,"
-            f" got {copies} x {found}; mend either"
-        )
-    return found
-
-
-def _zero(x: Facts, dp: int, cp: int, dp_shard: int) -> tuple[Any, int]:
-    """(ZeRO stage, ranks that share a shard set)."""
-    named = x["zero"]
-    zero = (3 if x["pp"] == 1 else 2) if named == "fsdp" else int(named)
-    if zero >= 2 and ("dp_shard" in x or "dp_shard_rest" in x):
-        shards = dp_shard * cp
-    else:
-        copies = int(x.get("copies", 1))
-        if copies < 1 or dp * cp % copies:
-            raise InputError(
-                f"expected a number of optimizer instances that divides the {dp * cp} data ranks,"
-                f" got {copies}"
-            )
-        shards = dp * cp // copies
-    return (zero, shards) if shards > 1 else (0, 1)
-
-
-def _batches(x: Facts, dp: int, pp: int, gpus: int) -> tuple[int, int]:
-    """(micro-batch, micro-batches), by whichever facts say them."""
-    whole = max(x.get("global_batch") or 0, 0)  # -1: as the others say
-    pass_batch = x.get("pass_batch")
-    if "device_batch" in x:
-        pass_batch = round(x["device_batch"] * gpus / dp, 9)
-    if pass_batch is None:
-        micro_batch = x["micro_batch"]
-        return micro_batch, int(x.get("accumulation") or _quotient(whole, dp * micro_batch))
-    passes = int(x.get("passes") or (_quotient(whole, dp * pass_batch) if whole else 1))
-    if pp == 1:
-        return _whole(pass_batch), passes
-    if passes != 1:
-        raise InputError(
-            f"expected a pipeline that is filled once a step, got {passes} times; rows of steps"
-            " have one pass of all micro-batches: give them as the local batch"
-        )
-    if (accumulation := x.get("pipe_batches")) is None:
-        return x["micro_batch"], _quotient(pass_batch, x["micro_batch"])
-    return _quotient(pass_batch, accumulation), int(accumulation)
-
-
-def _quotient(whole: Any, part: Any) -> int:
-    if not whole or whole % part:
-        raise InputError(
-            f"expected batches that divide, got {whole} over {part}; mend the global, local or"
-            " micro-batch"
-        )
-    return int(whole // part)
-
-
-def _whole(batch: float) -> int:
-    if batch < 1 or batch != int(batch):
-        raise InputError(f"expected a micro-batch of whole samples, got {batch:g}; mend the batch")
-    return int(batch)
-
-
 def _wide(layout: Layout) -> tuple[str, ...]:
     return tuple(one for one in layout.order if one != "ep" and getattr(layout, one) > 1)
 
@@ -237,22 +105,3 @@ def _rank_order(layout: Layout) -> str:
     wide = _wide(layout)
     alike = (one for one in RANK_ORDERS if wide == tuple(d for d in one.split() if d in wide))
     return next(alike, " ".join(wide))
-
-
-def _order(layout: Layout, rank_order: str) -> tuple[str, ...]:
-    """The order as a plan writes it: that of the dimensions of several ranks, then the others."""
-    wide = tuple(one for one in rank_order.split() if getattr(layout, one) > 1)
-    if wide == _wide(layout):
-        return ORDER
-    return (*wide, *(one for one in ORDER if one not in wide))
-
-
-def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two sets of settings agree where both speak, numbers by their value."""
-    return all(_same(value, other[key]) for key, value in one.items() if key in other)
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) or isinstance(other, float):
-        return math.isclose(float(one), float(other), rel_tol=1e-9)
-    return bool(one == other)

@@ -1,22 +1,18 @@
 """A framework as a target of launch files: its table, `NAME.toml` beside this file.
 
     title, source    what was read, to the version; where
-    command          what is started, behind the launcher; known_by: ends of words of it by which a
-                     script is known
+    command          what is started, behind the launcher
     launcher         torchrun (a process starts those of its node) or srun (a process a GPU)
-    framework        whose habits a row that is read has, unless [choose.framework] says which
-    [settings]       setting = fact (`facts.py`), in both directions; nothing where a fact is None
-    [default]        settings that the framework has where a file does not give them
-    [[means]]        facts that hold where a condition on what was read does, of no setting
+    framework        by whose defaults its steps are priced, unless [choose.framework] says which
+    [settings]       setting = fact (`facts.py`); nothing where a fact is None
     [choose.FACT]    value = settings by which the framework says it; a value that is not listed
-                     cannot be run. Read: the value most of whose settings hold, the last of several
+                     cannot be run
     [axes]           of a mesh whose every axis has a part inside a node and one across nodes:
                      axis = fact, fastest first; `inside`, `across` are the settings' names
     [always], [[also]]    settings that are written for a reader to start with, and where a
                      condition holds; they say nothing of the layout. `env`: of the environment
     [[cannot]]       a condition on facts, and in words what the framework lacks there
-    [[alike]]        settings `given` that are read as others, `as`
-    [[model]]        a published model under the framework's own settings, with its own defaults
+    [[model]]        a published model under the framework's own settings
 
 A setting that begins with -- is a flag; name:word stands as it is, last; others are name=value, or
 entries of the JSON file that `config` names.
@@ -33,9 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.io import InputError, unknown
+from hybridperf.io import unknown
 from hybridperf.io.expression import Expression, parse
-from hybridperf.training.launch_files.facts import COUNTS, Facts, alike
+from hybridperf.training.launch_files.facts import Facts
 
 Settings = dict[str, Any]
 _CALLED = {"zero": "ZeRO stage", "rank_order": "order of ranks", "recompute": "recomputation"}
@@ -49,23 +45,19 @@ class Target:
     title: str
     source: Sequence[str]
     command: str
-    known_by: Sequence[str]
     launcher: str
     framework: str
     settings: Mapping[str, str]
     notes: Sequence[str] = ()  # for whoever starts the file
     config: str = ""  # name of a JSON file beside the script
     model_file: str = ""  # of a Hugging Face config beside it
-    default: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     choose: Mapping[str, Mapping[str, Settings]] = dataclasses.field(default_factory=dict)
     axes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     inside: str = ""
     across: str = ""
     always: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     also: Sequence[Mapping[str, Any]] = ()
-    means: Sequence[Mapping[str, Any]] = ()
     cannot: Sequence[Mapping[str, str]] = ()
-    alike: Sequence[Mapping[str, Settings]] = ()
     model: Sequence[Mapping[str, Any]] = ()
 
     def lacks(self, facts: Facts) -> str:
@@ -99,56 +91,6 @@ class Target:
     def _also(self, kind: str, facts: Facts) -> Settings:
         holding = (one.get(kind, {}) for one in self.also if _holds(one["when"], facts))
         return {name: value for one in holding for name, value in one.items()}
-
-    def in_our_words(self, given: Settings) -> Settings:
-        """Settings with what stands for others replaced by them."""
-        every = self._with_defaults(given)
-        for one in self.alike:
-            if one["given"].keys() <= every.keys() and alike(one["given"], every):
-                given = given | one["as"]
-        return given
-
-    def facts_in(self, given: Mapping[str, Any]) -> Facts:
-        """Facts that a file's settings mean."""
-        every = self._with_defaults(given)
-        found = {fact: every[key] for key, fact in self.settings.items() if key in every}
-        for key, fact in self.settings.items():
-            if key in given and fact in COUNTS:
-                _count(key, given[key])
-        for fact, values in self.choose.items():
-            holding = [
-                (len(settings), at, value)
-                for at, (value, settings) in enumerate(values.items())
-                if settings.keys() <= every.keys() and alike(settings, every)
-            ]
-            if not holding:
-                names = dict.fromkeys(key for settings in values.values() for key in settings)
-                raise InputError(
-                    f"expected a {_called(fact)} of {', '.join(values)} in {', '.join(names)}, got"
-                    " none of these; mend the file"
-                )
-            word = max(holding)[-1]
-            found[fact] = {"yes": True, "no": False}.get(word, word)
-        for axis, fact in self.axes.items():
-            parts = [name.format(axis) for name in (self.inside, self.across)]
-            found[fact] = int(np.prod([_count(name, every.get(name, 1)) for name in parts]))
-        for one in self.means:
-            if _holds(one["when"], found):
-                found |= one["facts"]
-        return found
-
-    def _with_defaults(self, given: Mapping[str, Any]) -> Settings:
-        """What is given, and the defaults of what is not, by this name or another of it."""
-        named = {_stem(name) for name in given}
-        default = {**self.default, **(self.model_of(given) or {}).get("default", {})}
-        return {name: one for name, one in default.items() if _stem(name) not in named} | {**given}
-
-    def model_of(self, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The published model that a file's settings name, None of none."""
-        for one in self.model:
-            if one["settings"].keys() <= given.keys() and alike(one["settings"], given):
-                return one
-        return None
 
     def named(self, model: str, precision: str) -> Mapping[str, Any] | None:
         """The framework's own settings of a published model, None where it has none."""
@@ -204,17 +146,6 @@ def refusal(target: Target, facts: Facts) -> str:
     return f"{target.title} cannot run this layout: {why}; {could}"
 
 
-def _count(setting: str, value: Any) -> Any:
-    """A number that counts something, of 1 or more; what is no number says so where it is used."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if value < 1 or value != int(value):
-            raise InputError(
-                f"expected a whole number of 1 or more in {setting}, got {value}; mend it"
-            )
-        return int(value)
-    return value
-
-
 def _listed() -> str:
     return ", ".join(targets())
 
@@ -235,11 +166,6 @@ def _formula(condition: str) -> Expression:
 
 def _called(fact: str) -> str:
     return _CALLED.get(fact, fact.replace("_", " "))
-
-
-def _stem(name: str) -> str:
-    """What a setting is of: --compile.no-enable, --compile.enable; activation_checkpoint:full."""
-    return name.replace(".no-", ".").partition(":")[0]
 
 
 def word_of(value: Any) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 import hybridperf
 from hybridperf.io import InputError, replacing_in
 from hybridperf.training.launch_files.facts import LaunchedStep
-from hybridperf.training.launch_files.read import SCRIPT, flavour, read_launch
 from hybridperf.training.launch_files.script import script_text
 from hybridperf.training.launch_files.target import Settings, Target, refusal, target_called
 from hybridperf.training.plans.layout_text import counted, layout_words
@@ -21,6 +20,7 @@ from hybridperf.workloads.transformer import huggingface
 from hybridperf.workloads.transformer.framework import framework_habits
 from hybridperf.workloads.transformer.zoo import published_as
 
+SCRIPT = "launch.sh"
 _LOOKED_THROUGH = 5000  # rows of a plan, for one that a framework can run
 
 
@@ -78,7 +78,6 @@ def write_launch(
     with replacing_in(folder) as new:
         for name, text in files.items():
             (new / name).write_text(text)
-    remarks += _read_back(folder, step.row)
     return [Path(folder) / name for name in files], remarks
 
 
@@ -122,7 +121,9 @@ def _model_settings(step: LaunchedStep, target: Target, remarks: list[str]) -> S
         return {}
     if known := target.named(step.model, step.precision):
         return dict(known["settings"])
-    shape, name = step.shape, flavour(step.shape.name, step.precision)
+    shape = step.shape
+    precise = "" if step.precision == "bf16" else f"_{step.precision}"
+    name = re.sub(r"\W+", "_", shape.name) + precise
     experts = f", {shape.experts} experts of which {shape.topk}" if shape.experts else ""
     remarks.append(
         f"{target.title} has no configuration of {shape.name} in {step.precision}: write {name} in"
@@ -164,14 +165,3 @@ def _nested(settings: Settings) -> dict[str, Any]:
             inner = inner.setdefault(section, {})
         inner[last] = value
     return found
-
-
-def _read_back(folder: str | os.PathLike, written: dict[str, Any]) -> list[str]:
-    """A remark where `steps` reads another row in the files than was written; else none."""
-    try:
-        back = read_launch(Path(folder) / SCRIPT).row
-    except InputError as error:
-        return [f"`hybridperf steps` cannot read this file back: {error}"]
-    names = [name for name in {**written, **back} if written.get(name) != back.get(name)]
-    others = f"read back, {', '.join(names)} of the row are others: the file has no place for them"
-    return [others] if names else []

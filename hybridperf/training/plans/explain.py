@@ -10,7 +10,7 @@ faster of two is much surer than their intervals, whose overlap is given, too.
 Does the closed form choose what the full graph of a step would? The winner and its neighbours are
 evaluated both ways (`confirm`): a neighbour differs from the winner in one field, or in two that
 only go together (schedule and chunks; micro-batch and accumulation always). Both go by one price,
-so that their seconds differ by a fraction of a percent for most layouts (`validate agreement`).
+so that their seconds differ by a fraction of a percent for most layouts (claim `agreement`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ _NAMES = {
 _BY_CHUNKS = ("1f1b", "interleaved")  # what vp says
 LEGEND = (
     "layout: how many ranks share what: tp matrices, cp the sequence, pp layers (in vp chunks a"
-    " stage), dp samples, ep experts; ZeRO-1 shards optimizer states, -2"
-    " gradients as well, -3 weights as well, over all ranks that could hold copies or over as many as given; 16 x"
+    " stage), dp samples, ep experts; ZeRO-1 shards optimizer states, -2 gradients as well, -3"
+    " weights as well, over all ranks that could hold copies or over as many as given; 16 x"
     " micro-batch 2: a rank takes 2 samples 16 times a step",
     "rank order: which ranks are neighbours; the first one's lie side by side in a node, the"
     " last one's farthest apart",

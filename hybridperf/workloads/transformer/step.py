@@ -15,7 +15,7 @@ stage do the same at the same time: one stands for all, and their collectives ar
     host        runs ahead among equal layers and no further: embedding, layers, head and the
                 update, before which it awaits all gradients, each begin with a launch when what is
                 before them is done. With a host that runs ahead without limit, vTrain's one-node
-                runs are missed by 7.9 % in place of 6.6 % (`hybridperf validate steps`)
+                runs are missed by 7.9 % in place of 6.6 % (claim `steps`)
 
 How a task of the schedule becomes nodes: `rank_stream.py`.
 """

@@ -64,7 +64,7 @@ def from_jax(
     Without `device` the function is compiled for JAX's default backend, and what XLA will run is
     read from its optimised program. With a GPU as `device` it is lowered for that, not compiled:
     kernels are what XLA's rules make of it (`gpu_fusion.py`; thirteen steps that real GPUs ran are
-    19.9 % off in the mean, `hybridperf validate programs`). Nothing runs either way.
+    19.9 % off in the mean, claim `programs`). Nothing runs either way.
 
     Args:
         fn: a function; where it is already jitted, its settings are kept.

@@ -1,0 +1,1 @@
+"""Accuracy claims recomputed: `python -m benchmarks.claims NAME --data FOLDER`, `make claims`."""
