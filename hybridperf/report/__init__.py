@@ -1,1 +1,1 @@
-"""Results for people: tables (`text`), pictures (`plots`), timelines (`perfetto`)."""
+"""Results for people that several apps print: tables (`text`), pictures (`plots`), pages."""

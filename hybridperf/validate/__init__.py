@@ -1,1 +1,1 @@
-"""Accuracy claims, recomputed: predictions next to measurements, baselines and the noise floor."""
+"""Predictions of what a calibration has not seen, beside what this machine then takes; the demo."""

@@ -59,7 +59,7 @@ def donated(shapes: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def inference_of(net: nn.Module, x: Any, below: int = 10) -> Made:
-    """A forward pass."""
+    """A forward pass of a module as a step; `below` bounds its random integers."""
     params = jax.eval_shape(lambda: net.init(jax.random.key(0), jnp.zeros(x.shape, x.dtype)))
     return (lambda params, x: net.apply(params, x)), (params, x), below
 
@@ -77,7 +77,7 @@ def clicked(found: Array, labels: Array) -> Array:
 
 
 class Perceptron(nn.Module):
-    """Layers of one width."""
+    """Dense layers of one width."""
 
     width: int
     depth: int
@@ -91,7 +91,7 @@ class Perceptron(nn.Module):
 
 
 class Cnn(nn.Module):
-    """Convolutions and maxima."""
+    """Convolutions, each followed by max pooling."""
 
     widths: tuple[int, ...] = (64, 128, 256)
     dtype: Any = jnp.float32
@@ -158,7 +158,7 @@ class Vit(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A language model."""
+    """A causal language model of Transformer layers."""
 
     width: int
     depth: int
@@ -219,7 +219,7 @@ class Lstm(nn.Module):
 
 
 class Gnn(nn.Module):
-    """Messages along edges."""
+    """Message passing along random edges."""
 
     nodes: int
     edges: int

@@ -190,7 +190,7 @@ _SHOWN = ["name", "measured_s", "noise", "predicted_s", "error", "low_s", "high_
 
 
 def table(compared: Sequence[StepComparison]) -> str:
-    """A line for each step."""
+    """Predicted and measured seconds as text, a line for each step."""
     return text.frame_table(pd.DataFrame([one.record() for one in compared])[_SHOWN])
 
 

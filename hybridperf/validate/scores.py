@@ -68,12 +68,12 @@ def mape(predicted: Any, measured: Any) -> float:
 
 
 def mean(values: np.ndarray) -> float:
-    """NaN of none."""
+    """Mean of an array, NaN of an empty one."""
     return float(np.mean(values)) if len(values) else np.nan
 
 
 def median(values: np.ndarray) -> float:
-    """NaN of none."""
+    """Median of an array, NaN of an empty one."""
     return float(np.median(values)) if len(values) else np.nan
 
 

@@ -29,7 +29,7 @@ def mlp() -> Made:
 
 
 def cnn() -> Made:
-    """Convolutions and maxima."""
+    """A training step of convolutions and max pooling under Adam."""
     layers = nn.Sequential(
         nn.Conv2d(3, 22, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(22, 46, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -57,7 +57,7 @@ def vit() -> Made:
 
 
 def gpt() -> Made:
-    """A small language model."""
+    """A training step of a small language model under AdamW."""
     module = Gpt(width=168, depth=3, heads=4, vocabulary=3300, tokens=116)
     tokens = torch.randint(3300, (3, 116))
     return module, (tokens, tokens.reshape(-1)), torch.optim.AdamW
@@ -172,7 +172,7 @@ class Mixing(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of a Transformer."""
+    """A Transformer layer: attention and MLP, each behind a norm."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -330,7 +330,7 @@ def sharded_autoencoder() -> Made:
 
 
 def sharded_lstm() -> Made:
-    """As a whole."""
+    """An LSTM whose parameters are sharded as a whole."""
     module, args, optimizer = lstm()
     return _sharded(module, ()), args, optimizer
 

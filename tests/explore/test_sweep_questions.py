@@ -18,8 +18,8 @@ import pytest
 import hybridperf as hp
 from hybridperf.explore.sweeps.ranges import values_of
 from hybridperf.explore.sweeps.spec import read_spec
-from hybridperf.fields.frames import step_effects
 from hybridperf.io import InputError
+from hybridperf.training.steps.frames import step_effects
 
 STEPS = {
     "model": "llama3-8b", "gpu": "h100_sxm", "gpus": [8, 16], "tp": [1, 2, 4, 8], "pp": [1, 2],
