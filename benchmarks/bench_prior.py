@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from hybridperf.learning.prior import adapt
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, load_prior
-from hybridperf.model.published.ops import read_families
+from hybridperf_calibration.published.ops import read_families
 
 DEVICE, FAMILY = "b200_sxm", "matmul"
 

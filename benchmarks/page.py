@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # started as a file, it finds the claims
 from benchmarks.claims.page import made_text, with_section
 from hybridperf.io import replacing
 from hybridperf.validate.harness import made_by

@@ -41,14 +41,14 @@ from hybridperf.learning.prior import Adapted, FamilyPrior, adapt
 from hybridperf.learning.prior.adapted import MOST_KEPT_ROWS
 from hybridperf.model.families import references_of
 from hybridperf.model.machine_facts import machine_of
-from hybridperf.model.published.ops import (
+from hybridperf.report import text
+from hybridperf_calibration.published.ops import (
     FILES,
     DeviceRows,
     read_families,
     require_data,
     table_path,
 )
-from hybridperf.report import text
 
 ROWS = (0, 50, 200, 4000)
 STAGES = ("datasheet", "closed form", "process", "network")
@@ -82,7 +82,7 @@ def run(
     paths = {name: table_path(data, name) for name in FILES}
     tables = sorted((name, path.stat().st_size) for name, path in paths.items() if path.is_file())
     made_by = {"seed": SEED, "rows": list(rows)}
-    depends_on = (*DEPENDS_ON, "claims/ablation.py")
+    depends_on = (*DEPENDS_ON, "benchmarks/claims/ablation.py")
     parts = harness.Parts.of(out, "validate-ablation", depends_on, repr(tables).encode(), **made_by)
     read = functools.lru_cache(1)(lambda family: read_families(data, [family]).families)
     version = {name: parts.version[name] for name in ("program", "tables", "seed")}

@@ -31,8 +31,8 @@ from hybridperf.io import InputError, read_table, require_columns
 from hybridperf.learning.prior import FamilyPrior, train_family
 from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.training import TrainingRecipe
-from hybridperf.model.published.collectives import FEW_SHOT, FOLDER, MEASURED
 from hybridperf.report.collective_plots import bus_bandwidth_plot
+from hybridperf_calibration.published.collectives import FEW_SHOT, FOLDER, MEASURED
 
 GROUP = ("system", "collective", "link", "implementation")
 _LEAST_SECONDS = 1e-9  # where no link that is counted carries a byte
@@ -120,8 +120,8 @@ _QUICK_RECIPE, _QUICK_SYSTEMS = TrainingRecipe(steps=200), 3
 _MEASURED = ["time_s", "time_min_s", "time_mean_s", "time_std_s", "busbw_log"]
 _PRIOR_DEPENDS_ON = ("collectives", "learning", "hardware")
 DEPENDS_ON = (
-    *(*_PRIOR_DEPENDS_ON, "claims/scores.py", "claims/nccl_switch.py"),
-    *(f"claims/collective_{name}.py" for name in ("judge", "baselines")),
+    *(*_PRIOR_DEPENDS_ON, "benchmarks/claims/scores.py", "benchmarks/claims/nccl_switch.py"),
+    *(f"benchmarks/claims/collective_{name}.py" for name in ("judge", "baselines")),
 )
 
 Mask = Callable[[pd.DataFrame], np.ndarray]  # [N]

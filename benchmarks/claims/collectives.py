@@ -48,8 +48,8 @@ from benchmarks.claims.scores import COLUMN, SEED, best, coverage_band, finite, 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError, read_table, write_json, write_table
-from hybridperf.model.published.collectives import FEW_SHOT, FOLDER, MEASURED
 from hybridperf.workloads.transformer.parallel import distinct
+from hybridperf_calibration.published.collectives import FEW_SHOT, FOLDER, MEASURED
 
 SCHEMA_VERSION = 1
 _RESAMPLES = 2000

@@ -31,7 +31,7 @@ from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.training import TrainingRecipe
 from hybridperf.model.families import architectures_of, references_of
 from hybridperf.model.machine_facts import machine_of, machines_of
-from hybridperf.model.published.ops import DeviceRows
+from hybridperf_calibration.published.ops import DeviceRows
 
 Chooses = Callable[[DeviceRows], np.ndarray]  # mask [N]
 

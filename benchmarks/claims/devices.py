@@ -47,7 +47,8 @@ from benchmarks.claims.scores import COLUMN, SEED
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, plain, unknown, write_json, write_table
 from hybridperf.learning.prior import Adapted
-from hybridperf.model.published.ops import (
+from hybridperf.report import plots, text
+from hybridperf_calibration.published.ops import (
     FILES,
     MODEL_OPS,
     device_rows,
@@ -56,14 +57,13 @@ from hybridperf.model.published.ops import (
     require_data,
     table_path,
 )
-from hybridperf.report import plots, text
 
 SCHEMA_VERSION = 1
 _QUICK_SPLITS, _QUICK_FAMILIES = ("t4",), ("softmax", "norm")
 DEPENDS_ON = (  # what a result depends on, besides the tables
-    *("learning", "ops", "model/families.py", "model/published/ops.py"),
-    *("claims/scores.py", "claims/device_splits.toml"),
-    *(f"claims/device_{name}.py" for name in ("baselines", "judge")),
+    *("learning", "ops", "model/families.py", "calibration/published/ops.py"),
+    *("benchmarks/claims/scores.py", "benchmarks/claims/device_splits.toml"),
+    *(f"benchmarks/claims/device_{name}.py" for name in ("baselines", "judge")),
 )
 
 

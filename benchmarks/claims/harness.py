@@ -162,12 +162,13 @@ def kept_prior(
 
 @functools.cache
 def program_digest(names: tuple[str, ...]) -> str:
-    """Digest of program files and folders, under `hybridperf/` or (`claims/...`) beside this one,
-    read once: what runs stays as is.
+    """Digest of program files and folders, under `hybridperf/` or in the repository, read once:
+    what runs stays as is.
     """
-    library, claims, digest = Path(hybridperf.__file__).parent, Path(__file__), hashlib.sha256()
+    library, root = Path(hybridperf.__file__).parent, Path(__file__).parents[2]
+    digest = hashlib.sha256()
     for name in names:
-        folder = (claims.parent.parent if name.startswith("claims/") else library) / name
+        folder = root / name if name.startswith(("benchmarks/", "calibration/")) else library / name
         for path in sorted(folder.rglob("*.*")) if folder.is_dir() else [folder]:
             if path.suffix in (".py", ".toml"):
                 digest.update(path.read_bytes())

@@ -25,7 +25,7 @@ from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError, read_table
 from hybridperf.model import load_model
-from hybridperf.model.published.ops import MODEL_OPS, require_data, table_path
+from hybridperf_calibration.published.ops import MODEL_OPS, require_data, table_path
 
 GOAL = 0.06
 _UNMASKED = "hybridperf_unmasked"  # eager attention under a name that has no mask

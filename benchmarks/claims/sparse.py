@@ -38,9 +38,9 @@ from hybridperf.model import PerfModel
 from hybridperf.model.families import architectures_of, family_rows
 from hybridperf.model.fit.device import fit
 from hybridperf.model.fit.rows import parse_measured
-from hybridperf.model.published.sparse import by_device, read_spmm, read_steps
 from hybridperf.workloads.gnn import gnn
 from hybridperf.workloads.gnn_config import GnnConfig, GraphShape
+from hybridperf_calibration.published.sparse import by_device, read_spmm, read_steps
 
 TASKS = ("kernels", "gpus", "steps")
 FOLDS = 5

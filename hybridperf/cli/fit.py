@@ -177,34 +177,20 @@ def calibrations(
     --only cpus the priors over CPUs, from the tables beside them (`calibration/measured`).
     """
     from hybridperf.io import unknown
-    from hybridperf.io.process import keeping
+    from hybridperf.model.fit.programs import run_program
 
-    if only == "cpus":
-        from hybridperf.model.ship import cpus
-
-        cpus.run(data or out.parent / "measured", out)
-        return
-    if only not in ("", "ops", "collectives"):
+    if only not in ("", "ops", "collectives", "cpus"):
         known = ["ops", "collectives", "cpus"]
         raise unknown("part", only, known, "known are ops, collectives and cpus")
-    if data is None:
+    if data is None and only != "cpus":
         raise wrong("expected --data FOLDER of published measurements, got none")
+    data = data or out.parent / "measured"
     keep_files({"--folder": out}, [data])
-    compilation_cache()
-    with keeping(f"what is finished is kept in {out}, the same command goes on from there"):
-        _ship(data, out, families, devices, only)
-
-
-def _ship(data: Path, out: Path, families: str, devices: str, only: str) -> None:
-    from hybridperf.model.families import FAMILIES
-    from hybridperf.model.ship import devices as of_devices
-    from hybridperf.model.ship import systems as of_systems
-
-    if only != "collectives":
-        some, these = names_in(families) or FAMILIES, names_in(devices) or of_devices.DEVICES
-        of_devices.run(data, out, families=some, devices=these)
-    if only != "ops" and not (families or devices):
-        of_systems.run(data, out)
+    asked = {"data": data, "folder": out, "families": families, "devices": devices, "only": only}
+    run_program(
+        "hybridperf_calibration.ship", [f"--{name}={value}" for name, value in asked.items()],
+        "fitting", f"what is finished is kept in {out}, the same command goes on from there",
+    )  # fmt: skip
 
 
 def calibrate(

@@ -34,6 +34,8 @@ def plan(
     knobs: Path | None = None,
     confirm: int = 0,
     offload: Annotated[float, Option(min=0)] = 0.0,
+    nvme: Annotated[float, Option(min=0)] = 0.0,
+    nvme_bandwidth: Annotated[float, Option(min=0)] = 0.0,
     html: Path | None = None,
     write_launch: str = "",
     row: int = 1,
@@ -73,6 +75,9 @@ def plan(
     counts, batches = _counts("--gpus", gpus) or [1], _counts("--batch", batch) or None
     if offload and (len(counts) > 1 or batches is None or len(batches) > 1):
         raise common.wrong("expected one number in --gpus and one in --batch with --offload")
+    if (nvme or nvme_bandwidth) and not (offload and nvme and nvme_bandwidth):
+        raise common.wrong("expected --offload, --nvme and --nvme-bandwidth together, got some")
+    tiers = {"cpu_bytes": offload, "nvme_bytes": nvme, "nvme_bytes_per_s": nvme_bandwidth}
     asked: dict[str, Any] = {
         "seq": seq, "device": device or None, "framework": framework,
         "dtype": dtype or None,
@@ -108,22 +113,22 @@ def plan(
         if folder is not None and write_launch:
             _launched(found, write_launch, row, folder)
     if offload and batches:
-        _offloaded(model, system, counts[0], batches[0], offload, top, out, fitting_s, asked)
+        _offloaded(model, system, counts[0], batches[0], tiers, top, out, fitting_s, asked)
 
 
 def _offloaded(
-    model: str, system: str, gpus: int, batch: int, cpu_bytes: float, top: int, out: Path | None,
-    fitting_s: float | None, asked: dict[str, Any],
+    model: str, system: str, gpus: int, batch: int, tiers: dict[str, float], top: int,
+    out: Path | None, fitting_s: float | None, asked: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Layouts that fit with state in CPU memory; `fitting_s`: of the best that fits without."""
+    """Layouts that fit with state elsewhere; `fitting_s`: of the best that fits without."""
     from hybridperf.io import write_table
     from hybridperf.training.offload.layouts import offloaded_frame, offloaded_layouts
     from hybridperf.training.offload.step import system_tiers
     from hybridperf.training.plans import report as reports
 
-    tiers = system_tiers(system, cpu_bytes=cpu_bytes)
-    found = offloaded_layouts(model, system, gpus, tiers, batch=batch, count=top, **asked)
-    print("\n" + reports.offloaded_report(found, cpu_bytes, fitting_s))
+    places = system_tiers(system, **tiers)
+    found = offloaded_layouts(model, system, gpus, places, batch=batch, count=top, **asked)
+    print("\n" + reports.offloaded_report(found, tiers["cpu_bytes"], fitting_s))
     if found and out is not None:
         beside = out.with_stem(f"{out.stem}_offload")
         write_table(offloaded_frame(found), beside)

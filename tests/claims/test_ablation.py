@@ -10,8 +10,8 @@ from benchmarks.claims.device_judge import SPLITS, DeviceEffort, Setup
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.learning.training import TrainingRecipe
-from hybridperf.model.published import ops as sources
-from hybridperf.model.published.ops import DeviceRows
+from hybridperf_calibration.published import ops as sources
+from hybridperf_calibration.published.ops import DeviceRows
 
 
 def softmax_rows(device: str, seed: int) -> DeviceRows:

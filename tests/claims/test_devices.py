@@ -13,9 +13,9 @@ from benchmarks.claims import device_baselines, device_judge, devices, scores
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.learning.prior import Predicted
-from hybridperf.model.published import ops as sources
-from hybridperf.model.published.ops import DeviceRows
 from hybridperf.report import plots
+from hybridperf_calibration.published import ops as sources
+from hybridperf_calibration.published.ops import DeviceRows
 
 
 def softmax_rows(

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from benchmarks.claims import harness
@@ -39,6 +40,9 @@ def test_a_page_of_two_claims(claim, tmp_path) -> None:
     page = (tmp_path / "accuracy.md").read_text()
     assert "## steps" in page
     assert "| all steps | 2 | MAPE | 10.0 % | 20.0 % |" in page
+    assert "1 of 1 goals are met; [all 1 lines](accuracy/steps.csv)." in page
+    beside = pd.read_csv(tmp_path / "accuracy" / "ops.csv").iloc[0]
+    assert (beside["what"], beside["ours"], beside["baseline"]) == ("a | b", 0.25, 0.5)
     assert "| a / b | 7 | mean \\|error\\| | 25.0 % |  | 50.0 % (trees) |" in page
 
 

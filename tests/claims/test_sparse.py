@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from benchmarks.claims import sparse as claim
-from hybridperf.model.published.sparse import read_spmm, read_steps
 from hybridperf.workloads.gnn_config import GraphShape
+from hybridperf_calibration.published.sparse import read_spmm, read_steps
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hybridperf.collectives.model import load_collectives
 from hybridperf.collectives.price import price
 from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.learning.prior.shipped import load_prior
-from hybridperf.model.published.collectives import read_few_shot
+from hybridperf_calibration.published.collectives import read_few_shot
 
 KNOWN = {"nccl": ["2.23", "2.27.3", "2.29.2"]}
 

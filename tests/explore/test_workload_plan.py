@@ -17,8 +17,8 @@ from hybridperf.io import InputError, read_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.model.fit.knobs import fit_knobs
-from hybridperf.model.published.ops import read_model_ops
 from hybridperf.ops import Gemm, OpCall
+from hybridperf_calibration.published.ops import read_model_ops
 
 V100 = load_device("v100_pcie_32g")
 BARE = PerfModel.datasheet(V100)  # believed by the knobs alone

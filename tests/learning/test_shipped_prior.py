@@ -25,7 +25,7 @@ from hybridperf.learning.training import TrainingRecipe
 from hybridperf.model import load_model, shipped_models
 from hybridperf.model.families import FAMILIES
 from hybridperf.model.fit.device import fit
-from hybridperf.model.published.ops import device_rows
+from hybridperf_calibration.published.ops import device_rows
 
 MOST_BYTES = 40e6
 RECIPE = TrainingRecipe(steps=5, batch=32)

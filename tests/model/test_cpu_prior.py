@@ -13,8 +13,8 @@ from hybridperf.model import PerfModel, neutral_knobs
 from hybridperf.model.fit import device as device_fit
 from hybridperf.model.fit import rows as fit_rows
 from hybridperf.model.fit.device import fit
-from hybridperf.model.ship import cpus
 from hybridperf.ops import GROUPS
+from hybridperf_calibration.ship import cpus
 
 FACTS = """
 [some_cpu]

@@ -31,10 +31,10 @@ from hybridperf.learning.training import TrainingRecipe
 from hybridperf.model import PerfModel, load_model
 from hybridperf.model.families import FAMILIES
 from hybridperf.model.fit.device import FitReport, fit
-from hybridperf.model.published.ops import device_rows
 from hybridperf.ops import Copy, DecodeAttention, Elementwise, Gemm, OpCall, Softmax
 from hybridperf.report import fits
 from hybridperf.report.prediction import prediction_report
+from hybridperf_calibration.published.ops import device_rows
 
 QUICK = TrainingRecipe(steps=200, batch=64)
 SILENT = TrainingRecipe(steps=5, batch=32)  # knobs alone

@@ -12,10 +12,10 @@ from hybridperf.hardware import load_device
 from hybridperf.io import read_table
 from hybridperf.model import PerfModel, load_model
 from hybridperf.model.lookup_prior import MEASURED, LookupPrior, is_lookup, lookup_prior
-from hybridperf.model.ship.devices import own_table
 from hybridperf.ops import Op, OpCall
 from hybridperf.ops.embedding import Table
 from hybridperf.ops.embedding_bag import lookup_calls
+from hybridperf_calibration.ship.devices import own_table
 
 H100 = load_device("h100_sxm")
 

@@ -7,11 +7,11 @@ import hybridperf as hp
 from hybridperf.io import read_table
 from hybridperf.model.batch import stacked
 from hybridperf.model.price import price
-from hybridperf.model.ship.devices import OWN_FAMILIES, OWN_GROUPS, own_table
 from hybridperf.model.stages.borrowed import reference_device
 from hybridperf.ops import EmbeddingBag, Norm, Softmax
 from hybridperf.ops.base import OpCall
 from hybridperf.ops.rows import KERNEL_S
+from hybridperf_calibration.ship.devices import OWN_FAMILIES, OWN_GROUPS, own_table
 
 BAGS = EmbeddingBag("fp32", tables=4.0, rows=1e6, dim=64.0, batch=4096.0, pooling=16.0)
 

@@ -10,8 +10,8 @@ import pytest
 
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_table
-from hybridperf.model.published import ops as sources
 from hybridperf.ops import Gemm, PrefillAttention
+from hybridperf_calibration.published import ops as sources
 
 
 def write(folder: Path, name: str, rows: list[dict]) -> Path:

@@ -18,8 +18,8 @@ from hybridperf.learning.prior import adapted, train_family
 from hybridperf.learning.prior.shipped import load_prior
 from hybridperf.learning.training import TrainingRecipe
 from hybridperf.model import load_model
-from hybridperf.model.published import ops as sources
-from hybridperf.model.ship import devices as calibrations
+from hybridperf_calibration.published import ops as sources
+from hybridperf_calibration.ship import devices as calibrations
 
 ROWS = {"t4": 250, "v100_pcie_32g": 240, "p100_pcie_16g": 150}  # the last: too few
 LEAST_PRIOR_ROWS = 200

@@ -10,7 +10,6 @@ import pytest
 import hybridperf as hp
 from hybridperf.hardware import load_device
 from hybridperf.io import read_table
-from hybridperf.model.ship.devices import own_table
 from hybridperf.ops import BatchedGemm, Convolution, EncoderAttention, Gemm, OpCall
 from hybridperf.ops.images import (
     LAUNCH_S,
@@ -27,6 +26,7 @@ from hybridperf.ops.images import (
     image_pool_s,
     product_s,
 )
+from hybridperf_calibration.ship.devices import own_table
 
 CARDS = ("rtx_3090", "rtx_4090", "h200_sxm", "a100_sxm4_80g", "t4", "v100_sxm2")
 DENSE = Convolution("fp16", 256.0, 128.0, 128.0, 28.0, 28.0, 3.0)

@@ -8,7 +8,6 @@ import pytest
 import hybridperf as hp
 from hybridperf.io import read_table
 from hybridperf.model.price import price
-from hybridperf.model.ship.devices import own_table
 from hybridperf.ops import BatchedGemm, Convolution, Gemm, OpCall
 from hybridperf.ops.operand_order import (
     is_channels_first,
@@ -16,6 +15,7 @@ from hybridperf.ops.operand_order import (
     row_kernel,
     turning_seconds,
 )
+from hybridperf_calibration.ship.devices import own_table
 
 H200 = hp.load_model("h200_sxm")
 

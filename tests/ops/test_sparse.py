@@ -8,9 +8,9 @@ import pytest
 
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
-from hybridperf.model.published.sparse import kernel_and_dtype, spmm_rows
 from hybridperf.ops import SDDMM, NMGemm, SpMM, columns_of, op_by_name
 from hybridperf.ops.table import parse_ops
+from hybridperf_calibration.published.sparse import kernel_and_dtype, spmm_rows
 
 REGULAR = SpMM("fp32", 1000.0, 1e9, 4000.0, 64.0)  # so many columns that none is met twice
 

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import pytest
 
 from benchmarks.claims.__main__ import claims
@@ -118,6 +119,33 @@ def test_files_that_docs_name_exist() -> None:
             page.read_text(),
         ):
             assert (ROOT / path).exists(), f"{page.relative_to(ROOT)}: {path}"
+
+
+@pytest.mark.parametrize("name", ["accuracy.md", "speed.md"])
+def test_pages_of_figures_are_read_in_one_sitting(name: str) -> None:
+    assert len((ROOT / "docs" / name).read_text().splitlines()) <= 200
+
+
+def test_tables_of_accuracy_hold_every_line_that_the_page_shows() -> None:
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    tables = re.findall(r"<!-- (\w+): begin -->\n(.*?)<!-- \1: end -->", page, re.S)
+    assert len(tables) >= 10
+    for name, section in tables:
+        beside = pd.read_csv(ROOT / "docs" / "accuracy" / f"{name}.csv")
+        shown = re.findall(r"^\| ([^|]*) \| (\d+) \|", section, re.M)
+        assert shown
+        assert f"[all {len(beside)} lines](accuracy/{name}.csv)" in section
+        assert {what for what, _ in shown} <= {*beside["what"].str.replace("|", "/")}
+        met = (beside["ours"] <= beside["goal"])[beside["goal"].notna()]
+        assert f"{met.sum()} of {len(met)} goals are met" in section
+
+
+def test_no_page_names_a_place_of_somebody_s_machine() -> None:
+    """A path of a home or a working folder, in docs, tables and notes of releases."""
+    written = [*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.csv")]
+    for page in written:
+        found = re.findall(r"(?<![\w.])/(?:home|root|work|tmp|Users)/[\w.-]+", page.read_text())
+        assert not found, f"{page.relative_to(ROOT)}: {found[0]}"
 
 
 def test_commands_in_text_exist() -> None:

@@ -24,7 +24,6 @@ ROOT = Path(hybridperf.__file__).parent
 READERS = (
     "traces/",
     "training/launch_files/",
-    "model/published/",
     "validate/",
     "workloads/programs/torch/published.py",  # models of an installed library
     "workloads/transformer/zoo.py",

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from hybridperf.cli.app import main
 from hybridperf.hardware import load_system
@@ -76,6 +77,31 @@ def test_the_seldom_moved_go_first_and_the_often_moved_go_near() -> None:
         ("weights", "near"): pytest.approx(1e9)
     }  # 0.6 s behind 1 s of computation
     assert hidden.exposed_s == pytest.approx(0.0, abs=1e-9)
+
+
+def test_no_linear_program_is_cheaper() -> None:
+    """The least of U + max(T - o C, (1 - o) T) over bytes of each kind in each tier."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        m, overlap, compute_s = rng.integers(1, 9), rng.choice([0.0, 1.0, 0.4]), rng.uniform(0, 60)
+        passes = np.array([2.0 * m, 2 * m - 1, 0, 2 * m / rng.uniform(1, 4)])
+        what = Movable(rng.uniform(0, 50e9, 4), passes, np.array([0.0, 1, 2, 0]))
+        levels = tuple(
+            tiers.Tier(str(at), rng.uniform(20e9, 90e9), 10 ** rng.uniform(9, 10.8))
+            for at in (0, 1)
+        )
+        excess = 0.9 * min(what.bytes.sum(), sum(one.bytes for one in levels))
+        found = one_stage(excess + 1e9, 1e9, what, levels, compute_s, overlap)
+        each_s = np.array([excess / one.bytes_per_s for one in levels])
+        pass_s, update_s = (np.outer(times, each_s).ravel() for times in what[1:])
+        sides = [[*pass_s, -1.0], [*((1 - overlap) * pass_s), -1.0]]
+        room = np.vstack([np.kron(np.eye(4), [1, 1]), np.kron([1, 1, 1, 1], np.eye(2))])
+        limits = np.concatenate([what.bytes, [one.bytes for one in levels]]) / excess
+        best = linprog(
+            [*update_s, 1.0], np.vstack([sides, np.column_stack([room, np.zeros(6)])]),
+            [overlap * compute_s, 0.0, *limits], [[*np.ones(8), 0.0]], [1.0],
+        )  # fmt: skip
+        assert found.exposed_s == pytest.approx(best.fun, rel=1e-6, abs=1e-6)
 
 
 AMOUNTS = st.lists(st.floats(0.0, 50e9), min_size=4, max_size=4)
@@ -197,6 +223,15 @@ def test_a_plan_says_what_offload_would_allow(capsys, tmp_path) -> None:
     frame = pd.read_csv(tmp_path / "plan_offload.csv")
     assert len(frame) == 2
     assert np.allclose(frame["time_s"], frame["plan_s"] + frame["offload_s"])
+    drives = ["--offload", "1e12", "--nvme", "28e12", "--nvme-bandwidth", "25.6e9"]
+    with pytest.raises(SystemExit) as done:
+        main([*asked, "--batch", "8", *drives, "--memory-bytes", "30e9", "--top", "1"])
+    assert done.value.code == 0
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as done:
+        main([*asked, "--batch", "8", *drives[:4]])
+    assert done.value.code == 2
+    assert "--nvme-bandwidth together" in capsys.readouterr().err
     with pytest.raises(SystemExit) as done:
         main([*asked, "--offload", "8e12"])
     assert done.value.code == 2

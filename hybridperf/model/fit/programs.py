@@ -67,12 +67,18 @@ def default_backend() -> str:
     return asked.stdout.split()[-1]
 
 
-def run_program(module: str, arguments: Sequence[str], what: str = "measuring") -> bool:
+_KEPT = "what was measured is kept, the same command goes on from there"
+
+
+def run_program(
+    module: str, arguments: Sequence[str], what: str = "measuring", kept: str = _KEPT
+) -> bool:
     """Run one of the calibration package's programs; whether it did everything it was asked to.
 
-    `what` it does: stands beside the bar that shows how far it is.
+    `what` it does: stands beside the bar that shows how far it is; `kept`: what is said where it is
+    stopped.
     """
-    with keeping("what was measured is kept, the same command goes on from there"):
+    with keeping(kept):
         status = _status_of([sys.executable, "-m", module, *arguments], what)
     if status == _ERROR_PRINTED:
         raise AlreadyReported(f"{module} refused its input")

@@ -8,7 +8,7 @@ hides none:
     step = C + T - o min(C, T) + U                 o = 0: ZeRO-Infinity's efficiency C / (C + T +
                                                    U);  o = 1: max(C, T) + U
 
-What to move minimises that, a linear program of eight numbers per stage. So more GPU memory,
+What to move minimises that, in closed form (`_cheapest`). So more GPU memory,
 more room or bandwidth of a tier only widen its choice or lower its costs, and faster computation
 lowers C by no less than it uncovers: none can make the best step longer.
 
@@ -34,7 +34,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy.optimize import linprog
 
 from hybridperf.hardware import SystemSpec, load_system
 from hybridperf.io import InputError
@@ -45,7 +44,8 @@ from hybridperf.workloads.transformer.shape import TransformerShape, stage_layer
 
 KINDS = ("weights", "gradients", "optimizer", "activations")
 _NAMES = {kind: kind for kind in KINDS} | {"optimizer": "optimizer state"}
-_ROUNDING = 1e-9  # of the bytes in question: what a solver leaves over
+_ROUNDING = 1e-9  # of the bytes in question: what sums of floats leave over
+_HALVINGS = 50  # of the share of transfers that is exposed: to the last bit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +231,7 @@ def offload(
 ) -> Offload:  # fmt: skip
     """The cheapest way to keep what does not fit on each GPU of a pipeline in slower memories.
 
-    A linear program per stage, with the efficiency model of ZeRO-Infinity (Rajbhandari et al.,
+    A closed form per stage, with the efficiency model of ZeRO-Infinity (Rajbhandari et al.,
     SC21).
 
     Args:
@@ -308,29 +308,47 @@ def stage_offload(
 def _cheapest(
     excess: float, what: Movable, tiers: Sequence[Tier], compute_s: float, overlap: float
 ) -> np.ndarray:
-    """Bytes of each kind to each tier [4, T].
+    """Bytes of each kind to each tier [4, T], tiers by falling bandwidth.
 
-    Unknown are shares of `excess` and the passes' exposed seconds in units of the time that all of
-    it takes once through the slowest tier: the exposed part of T is the larger of T - o C and (1 -
-    o) T.
+    Where a byte of a pass costs a share r of its seconds, the least moves go first (r passes +
+    updates, kind by kind until enough lies elsewhere), and of these the most to the fastest tier.
+    Exposed is the larger of T - o C and (1 - o) T: r is 1 where T > C however much is hidden, 1 - o
+    where T < C; between, both ways that a step from one r to the next leaves, mixed so that T = C.
     """
-    slowest_s = excess / min(tier.bytes_per_s for tier in tiers)
-    share_s = excess / np.array([tier.bytes_per_s for tier in tiers]) / slowest_s  # [T]
-    kinds, many = len(KINDS), len(tiers)
-    passes, updates = (np.outer(times, share_s).ravel() for times in (what.passes, what.updates))
-    above = np.array([[*passes, -1.0], [*((1 - overlap) * passes), -1.0]])
-    of_kind = np.hstack([np.kron(np.eye(kinds), np.ones(many)), np.zeros((kinds, 1))])
-    of_tier = np.hstack([np.kron(np.ones(kinds), np.eye(many)), np.zeros((many, 1))])
-    room = np.concatenate([what.bytes, [tier.bytes for tier in tiers]]) / excess
-    limits = np.concatenate([[overlap * compute_s / slowest_s, 0.0], room])
-    whole = np.array([[*np.ones(kinds * many), 0.0]])
-    found = linprog(
-        np.array([*updates, 1.0]), A_ub=np.vstack([above, of_kind, of_tier]), b_ub=limits,
-        A_eq=whole, b_eq=[1.0], method="highs",
-    )  # fmt: skip
-    if found.x is None:
-        raise RuntimeError(f"no offload found where there must be one: {found.message}")
-    return np.asarray(np.maximum(found.x[:-1], 0.0).reshape(kinds, many) * excess)
+    per_byte_s = 1 / np.array([tier.bytes_per_s for tier in tiers])
+    room = np.array([tier.bytes for tier in tiers])
+
+    def moved(exposed: float) -> np.ndarray:
+        times = exposed * what.passes + what.updates
+        seldom = np.argsort(times, kind="stable")
+        up_to = np.minimum(np.cumsum(what.bytes[seldom]), excess)
+        taken = np.diff(up_to, prepend=0.0)
+        often = seldom[::-1]
+        ends = [np.cumsum(taken[::-1]), np.minimum(np.cumsum(room), excess)]
+        begins = [np.concatenate([[0.0], end[:-1]]) for end in ends]
+        shared = np.minimum.outer(*ends) - np.maximum.outer(*begins)
+        found = np.zeros((len(KINDS), len(tiers)))
+        found[often] = np.maximum(shared, 0.0)
+        return found
+
+    def pass_s(found: np.ndarray) -> float:
+        return float(what.passes @ found @ per_byte_s)
+
+    most, least = 1 - overlap, 1.0  # the exposed share at which T is largest, smallest
+    above, below = moved(most), moved(least)
+    if pass_s(above) <= compute_s:
+        return above
+    if pass_s(below) >= compute_s:
+        return below
+    for _ in range(_HALVINGS):
+        middle = (most + least) / 2
+        found = moved(middle)
+        if pass_s(found) > compute_s:
+            most, above = middle, found
+        else:
+            least, below = middle, found
+    share = (compute_s - pass_s(below)) / (pass_s(above) - pass_s(below))
+    return below + share * (above - below)
 
 
 def _gb(size: float) -> str:

@@ -34,9 +34,9 @@ from hybridperf.io.documents import shipped_toml
 from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import FamilyRows, concatenate
 from hybridperf.model.families import by_family, family_rows, gpu_of
-from hybridperf.model.published import sparse
 from hybridperf.ops import Op
 from hybridperf.ops.table import parse_ops
+from hybridperf_calibration.published import sparse
 
 TEST_PERCENT = 40
 _LEAST_TICKS = 5  # of a source's clock: below, rounding alone makes an error of up to 10 %
@@ -51,7 +51,7 @@ _NOT_SHAPE = frozenset({
 _WORDS = ("framework", "quant", "kv_dtype")
 
 
-_SHIPPED = shipped_toml("hybridperf.model.published", "sources.toml")
+_SHIPPED = shipped_toml("hybridperf_calibration.published", "sources.toml")
 
 
 class Table(NamedTuple):

@@ -20,8 +20,8 @@ from hybridperf.collectives.fit import (
     with_reference_width,
 )
 from hybridperf.learning.prior.shipped import Prior, load_prior
-from hybridperf.model.published.collectives import read_few_shot, read_measured
-from hybridperf.model.published.ops import provenance
+from hybridperf_calibration.published.collectives import read_few_shot, read_measured
+from hybridperf_calibration.published.ops import provenance
 
 LEAST_ROWS = 40
 

@@ -43,10 +43,10 @@ from hybridperf.model.fit import families as family_fit
 from hybridperf.model.fit.device import REPORT_SCHEMA_VERSION, fit, model_of_families
 from hybridperf.model.machine_facts import machine_of, machines_of
 from hybridperf.model.platform import with_group_knobs
-from hybridperf.model.published import ops as sources
-from hybridperf.model.published.ops import DeviceRows, PublishedRows
 from hybridperf.ops import GROUPS
 from hybridperf.ops.table import parse_ops
+from hybridperf_calibration.published import ops as sources
+from hybridperf_calibration.published.ops import DeviceRows, PublishedRows
 
 DEVICES = sources.CALIBRATED
 LEAST_ROWS = 200  # of a device, to adapt the prior to
