@@ -10,6 +10,8 @@ one needs. Its name is the file's, as tables of training steps call it.
     in_FORMAT    what holds in one number format alone
     effects      step effects whose medians are a `factor` of the usual ones in its steps, on some
                  architectures (`archs`) or on any, with their source (`model/step_effects.py`)
+    own_effects  step effects that no other framework's steps have: median and width of what is
+                 believed, with its source
     stalls       how often its pipelines stall (`workloads/transformer/waits.py`)
 
 and fields of a `TransformerConfig` or a layout, which it settles where a row says nothing, or else
@@ -25,7 +27,7 @@ from importlib import resources
 from typing import Any
 
 # of a framework alone, not of those that are like it
-_OWN = ("release", "releases", "effects", "own_kernels")
+_OWN = ("release", "releases", "effects", "own_effects", "own_kernels")
 
 
 @functools.cache

@@ -82,7 +82,7 @@ def framework_habits() -> Mapping[str, Mapping[str, Any]]:
 
     `framework` is the name, `kernels` that of the set of kernels it runs.
     """
-    apart = ("effects", "own_kernels", "stalls")
+    apart = ("effects", "own_effects", "own_kernels", "stalls")
     return {
         name: {key: value for key, value in one.items() if key not in apart}
         for name, one in training_frameworks().items()
