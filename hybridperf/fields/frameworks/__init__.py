@@ -21,8 +21,9 @@ habits that code asks for (`does`). Data alone: what each means is said where it
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import resources
 from typing import Any
 
@@ -64,3 +65,17 @@ def over_likes(
             key: value for key, value in said.items() if key != "like"
         }
     return found
+
+
+def release_number(release: str) -> tuple[int, ...]:
+    """A release's leading numbers, by which releases are ordered: "0.5.10.post1" is (0, 5, 10);
+    none of a word such as "nightly".
+    """
+    leading = re.match(r"v?(\d+(?:\.\d+)*)", release)
+    return tuple(int(one) for one in leading[1].split(".")) if leading else ()
+
+
+def last_release(known: Iterable[str], release: str) -> str:
+    """The last of the known releases, oldest first, that is no later than `release`; "": none."""
+    number = release_number(release)
+    return next((one for one in [*known][::-1] if number and release_number(one) <= number), "")
