@@ -415,12 +415,16 @@ def schemes_of(
 
 
 def named_model(name: str) -> tuple[str, Mapping[str, Any]]:
-    """(what we call a model of a published name, habits of its weights)."""
-    text = plain(name).replace("_", "-")
-    for entry in known_names()["model"]:
-        if found := re.search(entry["says"], text):
-            return entry["shape"].format(*found.groups()), entry
-    return (name if name.endswith((".json", ".toml")) else name.rsplit("/", 1)[-1]), {}
+    """(what we call a model of a published name, habits of its weights); a file of sizes as it is,
+    and a name that nobody knows without who published it, for the message that refuses it.
+    """
+    if name.endswith((".json", ".toml")):
+        return name, {}
+    try:
+        ours = load_shape(name).name
+    except InputError:
+        return name.rsplit("/", 1)[-1], {}
+    return ours, known_names()["model"].get(ours, {})
 
 
 def known_framework(name: str, notes: list[str]) -> str:

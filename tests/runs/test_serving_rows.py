@@ -15,11 +15,11 @@ from hybridperf.ops.frameworks import ServingFramework, serving_frameworks
 from hybridperf.runs.admission import NO_LIMIT
 from hybridperf.runs.served import believed_effects
 from hybridperf.runs.serving_fit import ServingFit
-from hybridperf.runs.serving_machines import machine_of
+from hybridperf.runs.serving_machines import known_names, machine_of
 from hybridperf.runs.serving_rows import DISTRIBUTION, named_model, schemes_of, understood
 from hybridperf.runs.serving_table import COLUMNS, fit_of, predict_serving
 from hybridperf.workloads.serving import Deployment
-from hybridperf.workloads.transformer.zoo import load_shape
+from hybridperf.workloads.transformer.zoo import load_shape, shape_names
 
 DENSE = {
     "backend": "vllm", "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm",
@@ -109,8 +109,17 @@ def test_names_of_the_hub_are_models_by_their_sizes() -> None:
         "deepseek-ai/DeepSeek-R1-Distill-Llama-70B": "llama3-70b",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": "qwen2.5-7b",
         "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": "qwen3-235b-a22b",
+        "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": "qwen3-8b",
+        "nvidia/DeepSeek-R1-0528-NVFP4-v2": "deepseek-v3",
+        "deepseek-ai/DeepSeek-V3.1-Terminus": "deepseek-v3",
+        "nvidia/Llama-4-Scout-17B-16E-Instruct-FP8": "llama4-scout",
+        "amd/Llama-3.3-70B-Instruct-FP8-KV": "llama3-70b",
+        "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8": "llama3-8b",
+        "zai-org/GLM-5-FP8": "glm-5",
     }
-    assert {name: load_shape(named_model(name)[0]).name for name in names} == names
+    assert {name: load_shape(name).name for name in names} == names
+    assert {name: named_model(name)[0] for name in names} == names
+    assert {*known_names()["model"]} <= {*shape_names()}
     with pytest.raises(InputError, match="unknown model"):
         load_shape("Llama-9-7B-Instruct")
 
