@@ -156,7 +156,8 @@ class ServedCalls:
         shape = self.shape
         keys = 2 * self._kv_heads * shape.dim
         queries = shape.query_width / self.tp * (1 + shape.gated_attention)
-        turned = (self.loop("rope", tokens, queries + keys),)
+        rotary = shape.positions == "rotary"
+        turned = (self.loop("rope", tokens, queries + keys),) if rotary else ()
         return _passes("rotated", *turned, self.loop("cast", tokens, keys))
 
     def attended(self, kind: LayerKind, tokens: float) -> Passes:
@@ -234,12 +235,12 @@ class ServedCalls:
         """
         shape, latent = self.shape, self.shape.latent
         assert latent is not None
-        yield self._by_rows(RmsNorm("bf16", tokens, down))
+        yield self.by_rows(RmsNorm("bf16", tokens, down))
         queries = shape.heads / self.tp * (latent.kv_rank + latent.rotary_dim)
         if self.habits.rotates_inside:
             yield self.loop("rope", tokens, queries)
             return
-        yield self._by_rows(RmsNorm("bf16", tokens, latent.kv_rank))
+        yield self.by_rows(RmsNorm("bf16", tokens, latent.kv_rank))
         yield self.loop("rope", tokens, shape.heads / self.tp * latent.rotary_dim)
         yield self.loop("cast", tokens, queries)
         if self._kept():
@@ -258,7 +259,7 @@ class ServedCalls:
         yield from self.gemm(tokens, dim, h, quant)
         yield from self.gemm(tokens, heads, h, "bfloat16")
         yield self.loop("mul", tokens, heads)
-        yield self._by_rows(RmsNorm("bf16", tokens, dim))
+        yield self.by_rows(RmsNorm("bf16", tokens, dim))
         yield self.loop("rope", tokens, (heads + 1.0) * dim)
         for rows in (tokens * heads, tokens):
             yield self.loop("cast", rows, dim)
@@ -303,7 +304,7 @@ class ServedCalls:
             dim, scored = float(latent.index_dim), min(keys, latent.selected)
             yield self._latent(sequences, keys, latent.index_heads * each, dim, 0.0)
             # the best are found by passes over the scores
-            yield self._by_rows(Softmax("fp32", sequences * each, keys))
+            yield self.by_rows(Softmax("fp32", sequences * each, keys))
             keys = scored
         cached = rank + latent.rotary_dim
         yield self._latent(sequences, keys, heads * each, cached, rank)
@@ -390,9 +391,9 @@ class ServedCalls:
         norm = RmsNorm("bf16", tokens, width)
         if self.tp > 1 and self.habits.norms_as_it_sums:
             return self._fused(norm)
-        return self._by_rows(norm)
+        return self.by_rows(norm)
 
-    def _by_rows(self, op: Op) -> OpCall:
+    def by_rows(self, op: Op) -> OpCall:
         """A framework's own kernel of an op that goes row by row."""
         return OpCall(op, issued_apart=True, framework=self.served.framework)
 
@@ -434,15 +435,15 @@ class _Kernels:
         return Passes()
 
     def head_norm(self, name: str, tokens: float, heads: float, dim: float) -> Passes:
-        return Passes()
+        rows = tokens * max(heads / self.tp, 1.0)
+        return _passes(name, self.calls.by_rows(RmsNorm("bf16", rows, dim)))
 
     def activation(
         self, name: str, tokens: float, cols: float, *, gated: bool, bias: bool
     ) -> Passes:
-        del gated, bias
-        if name != "mlp inner":
-            return Passes()
-        return _passes(name, self.calls.loop("silu_mul", tokens, cols / self.tp))
+        del bias
+        like = "silu_mul" if gated else "gelu"
+        return _passes(name, self.calls.loop(like, tokens, cols / self.tp))
 
     def loop(self, name: str, rows: float, cols: float) -> PassStep:
         return PassStep(self.calls.loop("add", rows, cols), "memory", name)
