@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.fields.frameworks import release_number
 from hybridperf.hardware import Host
 from hybridperf.model.adapted_steps import launch_s
 from hybridperf.model.step_effects import LAUNCH_S, SHIPPED, beliefs_of, effect
-from hybridperf.ops.frameworks import serving_frameworks
+from hybridperf.ops.frameworks import serving_framework, serving_frameworks
 
 _ROWS = "published rows of aiconfigurator's operating points"
 
@@ -75,8 +76,9 @@ KNOWN_APART = SHIPPED["serving_apart"]  # where engines apart compute prompts, o
 
 
 def believed(
-    framework: str = "", apart: bool = False, eager: bool = False, host: Host | None = None
-) -> ServingEffects:
+    framework: str = "", apart: bool = False, eager: bool = False, host: Host | None = None,
+    release: str | None = None,
+) -> ServingEffects:  # fmt: skip
     """Medians of a framework, of any where it is not known.
 
     Args:
@@ -84,8 +86,13 @@ def believed(
         apart: of engines for prompts.
         eager: kernels are launched one by one, not as a framework joins them otherwise.
         host: that launches them, if it is known.
+        release: of the framework's, "" for one older than all that changed a default; None: the
+            newest.
     """
-    known = [one for one in KNOWN if one["framework"] == framework]
+    if release is None:
+        release = serving_framework(framework).release()
+    known = [one for one in KNOWN if one["framework"] == framework
+             and release_number(one["since"]) <= release_number(release)]  # fmt: skip
     known += KNOWN_APART if apart else []
     medians = {one["effect"]: one["median"] for one in known}
     if eager:

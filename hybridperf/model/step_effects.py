@@ -49,6 +49,15 @@ def effect(median: float, width: float, source: str) -> Any:
     return dataclasses.field(default=median, metadata={"belief": Belief(median, width, source)})
 
 
+def of_framework(name: str) -> Any:
+    """The field of an effect that the steps of one framework alone have: its file says what is
+    believed of it (`own_effects` in `fields/frameworks/`).
+    """
+    every = (one.get("own_effects", {}) for one in training_frameworks().values())
+    (own,) = (one[name] for one in every if name in one)
+    return effect(**own)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepEffects:
@@ -91,14 +100,10 @@ class StepEffects:
     tp_across: Any = effect(1.0, 0.3, "the links' own model, between nodes")
     tp_across_node_s: Any = effect(10e-6, 1.0,
         "for each node of a collective: twice NCCL's own network latency")
-    ring_wait_s: Any = effect(4e-4, 0.4,
-        "the same where hosts wait; nanotron's sweep alone has it, fits of its three models, each"
-        " by itself, say 0.46, 0.40 and 0.38 ms")
-    crossing_tp_s: Any = effect(2.2e-3, 0.3, "likewise: 2.22, 2.20 and 2.26 ms")
-    layer_gather_s: Any = effect(30e-6, 0.5,
-        "likewise: 25 and 36 us; six tensors of a layer are cut into a slice for each data rank by"
-        " Python (`_all_gather_params` of optim/zero.py)")
-    stall_s: Any = effect(0.25, 0.5, "likewise: 0.21, 0.24 and 0.25 s")
+    ring_wait_s: Any = of_framework("ring_wait_s")
+    crossing_tp_s: Any = of_framework("crossing_tp_s")
+    layer_gather_s: Any = of_framework("layer_gather_s")
+    stall_s: Any = of_framework("stall_s")
     exchange: Any = effect(1.0, 0.3, "context and expert parallel messages: the links' own model")
     gather: Any = effect(1.2, 0.3,
         "gathers of sharded parameters overlap with kernels that use the same memory")

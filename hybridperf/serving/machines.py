@@ -93,7 +93,7 @@ def machine_of(name: str, device: str = "") -> Machine:
 
 @functools.cache
 def known_names() -> dict[str, Any]:
-    """Models, systems and frameworks as published tables call them, and their habits."""
+    """Habits of published models' weights, and systems as published tables call them."""
     return shipped_toml(__package__, "names.toml")
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 
 from hybridperf.fields import fields_of
 from hybridperf.fields.columns import read_columns
+from hybridperf.fields.frameworks import release_number
 from hybridperf.fields.registry import YES
 from hybridperf.hardware import Host, canonical_dtype
 from hybridperf.io import InputError
@@ -83,6 +84,7 @@ class ServedRow:
     system: str = ""
     framework: str = ""
     version: str = ""
+    release: str | None = None  # of the framework's, as `ServingFramework.release` has it
     notes: tuple[str, ...] = ()
 
     @property
@@ -191,6 +193,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         "prompt": _number(values, "isl"), "output": _number(values, "osl"),
         "model": shape_name, "system": machine.device, "framework": framework,
         "version": str(values.get("backend_version", "")),
+        "release": _release(values, framework, notes),
     }  # fmt: skip
     sizes = found["clients"], found["prompt"], found["output"]
     if min(sizes) < 1:
@@ -240,6 +243,18 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     if machine.note:
         notes.append(machine.note)
     return ServedRow(engine=engine, notes=tuple(notes), **found)
+
+
+def _release(values: Mapping[str, Any], framework: str, notes: list[str]) -> str:
+    """Of those with which a framework changed a default; by the row's version, else its day."""
+    habits, version = serving_framework(framework), str(values.get("backend_version", ""))
+    date = str(values["measured"])
+    release = habits.release(version, date)
+    if habits.releases and not release_number(version):
+        said = f"{release} or later" if release else f"one before {habits.releases[0].version}"
+        by = f"as it was measured on {date}" if date else "the newest"
+        notes.append(f"backend_version of {framework} not given: {said} assumed, {by}")
+    return release
 
 
 def _at_once(values: Mapping[str, Any]) -> bool:
@@ -400,12 +415,16 @@ def schemes_of(
 
 
 def named_model(name: str) -> tuple[str, Mapping[str, Any]]:
-    """(what we call a model of a published name, habits of its weights)."""
-    text = plain(name).replace("_", "-")
-    for entry in known_names()["model"]:
-        if found := re.search(entry["says"], text):
-            return entry["shape"].format(*found.groups()), entry
-    return (name if name.endswith((".json", ".toml")) else name.rsplit("/", 1)[-1]), {}
+    """(what we call a model of a published name, habits of its weights); a file of sizes as it is,
+    and a name that nobody knows without who published it, for the message that refuses it.
+    """
+    if name.endswith((".json", ".toml")):
+        return name, {}
+    try:
+        ours = load_shape(name).name
+    except InputError:
+        return name.rsplit("/", 1)[-1], {}
+    return ours, known_names()["model"].get(ours, {})
 
 
 def known_framework(name: str, notes: list[str]) -> str:

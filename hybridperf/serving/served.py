@@ -57,8 +57,11 @@ class Served:
 def believed_effects(rows: Sequence[ServedRow]) -> ServingEffects:
     """Of each row's framework [N]; a client's own number of requests tells its burst."""
     each = [
-        believed(row.framework, row.prefill is not None, row.eager, row.launch_host) for row in rows
-    ]
+        believed(
+            row.framework, row.prefill is not None, row.eager, row.launch_host, row.release
+        )
+        for row in rows
+    ]  # fmt: skip
     found = {name: np.array([getattr(one, name) for one in each]) for name in NAMES}
     told = np.array([row.requests for row in rows])
     found["burst"] = np.where(told > 0, 1.0 / np.maximum(told, 1.0), found["burst"])

@@ -8,14 +8,18 @@ import pandas as pd
 import pytest
 
 from hybridperf.cli.app import main
+from hybridperf.fields.frameworks import last_release
 from hybridperf.io import InputError, OldFile
+from hybridperf.model.serving_effects import ServingEffects, believed
+from hybridperf.ops.frameworks import ServingFramework, serving_frameworks
 from hybridperf.serving.admission import NO_LIMIT
 from hybridperf.serving.fit import ServingFit
-from hybridperf.serving.machines import machine_of
+from hybridperf.serving.machines import known_names, machine_of
 from hybridperf.serving.rows import DISTRIBUTION, named_model, schemes_of, understood
+from hybridperf.serving.served import believed_effects
 from hybridperf.serving.table import COLUMNS, fit_of, predict_serving
 from hybridperf.workloads.serving import Deployment
-from hybridperf.workloads.transformer.zoo import load_shape
+from hybridperf.workloads.transformer.zoo import load_shape, shape_names
 
 DENSE = {
     "backend": "vllm", "model_path": "meta-llama/Llama-3.1-8B-Instruct", "system": "h100_sxm",
@@ -105,8 +109,17 @@ def test_names_of_the_hub_are_models_by_their_sizes() -> None:
         "deepseek-ai/DeepSeek-R1-Distill-Llama-70B": "llama3-70b",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": "qwen2.5-7b",
         "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8": "qwen3-235b-a22b",
+        "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": "qwen3-8b",
+        "nvidia/DeepSeek-R1-0528-NVFP4-v2": "deepseek-v3",
+        "deepseek-ai/DeepSeek-V3.1-Terminus": "deepseek-v3",
+        "nvidia/Llama-4-Scout-17B-16E-Instruct-FP8": "llama4-scout",
+        "amd/Llama-3.3-70B-Instruct-FP8-KV": "llama3-70b",
+        "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8": "llama3-8b",
+        "zai-org/GLM-5-FP8": "glm-5",
     }
-    assert {name: load_shape(named_model(name)[0]).name for name in names} == names
+    assert {name: load_shape(name).name for name in names} == names
+    assert {name: named_model(name)[0] for name in names} == names
+    assert {*known_names()["model"]} <= {*shape_names()}
     with pytest.raises(InputError, match="unknown model"):
         load_shape("Llama-9-7B-Instruct")
 
@@ -399,3 +412,37 @@ def test_command_notes_what_it_cannot_predict(
 def test_rows_to_fit_on_need_both_times() -> None:
     with pytest.raises(InputError, match="expected a column tpot_s"):
         fit_of(table(DENSE))
+
+
+def test_a_default_that_changed_with_a_release_follows_the_row() -> None:
+    """vLLM schedules beside the GPU from 0.14.0 on: by a version, else by the day, else now."""
+    said = [
+        {"backend_version": "0.12.0"}, {"backend_version": "0.14.1"}, {"backend_version": "0.9.2"},
+        {"measured": "2025-12-30"}, {"measured": "2026-03-01"},
+        {"backend_version": "nightly-5b8c", "measured": "2025-11-02"}, {},
+    ]  # fmt: skip
+    rows = understood(pd.concat([table({**DENSE, **one}) for one in said], ignore_index=True))
+    assert [row.release for row in rows] == ["", "0.14.0", "", "", "0.14.0", "", "0.14.0"]
+    per_token_s = believed_effects(rows).sequence_s
+    old_s, new_s = ServingEffects().sequence_s, believed("vllm").sequence_s
+    assert per_token_s.tolist() == [old_s, new_s, old_s, old_s, new_s, old_s, new_s]
+    noted = [[one for one in row.notes if "backend_version" in one] for row in rows]
+    assert noted[:3] == [[], [], []]
+    assert "one before 0.14.0 assumed, as it was measured on 2025-12-30" in noted[3][0]
+    assert "0.14.0 or later assumed, the newest" in noted[6][0]
+
+
+def test_releases_are_ordered_by_their_numbers_not_their_letters() -> None:
+    known = ("0.9.0", "0.14.0", "26.06")
+    found = [last_release(known, one) for one in ("0.8", "0.10.1", "v0.14.0rc1", "26.05", "main")]
+    assert found == ["", "0.9.0", "0.14.0", "0.14.0", ""]
+
+
+@pytest.mark.parametrize("framework", serving_frameworks().values())
+def test_effects_begin_with_releases_that_are_known(framework: ServingFramework) -> None:
+    known = [one.version for one in framework.releases]
+    assert {one.since for one in framework.effects} <= {"", *known}
+    assert [one.date for one in framework.releases] == sorted(
+        one.date for one in framework.releases
+    )
+    assert all(one.source for one in framework.releases)

@@ -10,6 +10,8 @@ one needs. Its name is the file's, as tables of training steps call it.
     in_FORMAT    what holds in one number format alone
     effects      step effects whose medians are a `factor` of the usual ones in its steps, on some
                  architectures (`archs`) or on any, with their source (`model/step_effects.py`)
+    own_effects  step effects that no other framework's steps have: median and width of what is
+                 believed, with its source
     stalls       how often its pipelines stall (`workloads/transformer/waits.py`)
 
 and fields of a `TransformerConfig` or a layout, which it settles where a row says nothing, or else
@@ -19,13 +21,14 @@ habits that code asks for (`does`). Data alone: what each means is said where it
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import resources
 from typing import Any
 
 # of a framework alone, not of those that are like it
-_OWN = ("release", "releases", "effects", "own_kernels")
+_OWN = ("release", "releases", "effects", "own_effects", "own_kernels")
 
 
 @functools.cache
@@ -62,3 +65,17 @@ def over_likes(
             key: value for key, value in said.items() if key != "like"
         }
     return found
+
+
+def release_number(release: str) -> tuple[int, ...]:
+    """A release's leading numbers, by which releases are ordered: "0.5.10.post1" is (0, 5, 10);
+    none of a word such as "nightly".
+    """
+    leading = re.match(r"v?(\d+(?:\.\d+)*)", release)
+    return tuple(int(one) for one in leading[1].split(".")) if leading else ()
+
+
+def last_release(known: Iterable[str], release: str) -> str:
+    """The last of the known releases, oldest first, that is no later than `release`; "": none."""
+    number = release_number(release)
+    return next((one for one in [*known][::-1] if number and release_number(one) <= number), "")

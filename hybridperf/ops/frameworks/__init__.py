@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Mapping
 
-from hybridperf.fields.frameworks import files_of
+from hybridperf.fields.frameworks import files_of, last_release, release_number
 from hybridperf.hardware.specs import Spec
 
 
@@ -17,6 +17,15 @@ class Effect(Spec):
 
     effect: str
     median: float
+    source: str
+    since: str = ""  # the first release that has it; before it the usual median holds
+
+
+class Release(Spec):
+    """One with which a default changed."""
+
+    version: str
+    date: str  # the day it was released, as 2026-01-17
     source: str
 
 
@@ -53,7 +62,17 @@ class ServingFramework(Spec):
     takes_kernels_from: Mapping[str, str] = {}
     cold: float = 0.0  # how far TTFT's upper end reaches for runs that begin cold; of its log
     effects: tuple[Effect, ...] = ()  # in place of the usual ones
+    releases: tuple[Release, ...] = ()  # with which one of these changed, oldest first
     launch: Launch | None = None
+
+    def release(self, version: str = "", date: str = "") -> str:
+        """Which of `releases` an engine has: by its version, else by the day it ran on (as
+        2026-01-17), else the newest; "" of one that is older than all.
+        """
+        if release_number(version):
+            return last_release((one.version for one in self.releases), version)
+        known = [one.version for one in self.releases if not date or one.date <= date]
+        return known[-1] if known else ""
 
 
 _USUAL = ServingFramework()

@@ -51,6 +51,7 @@ from hybridperf.workloads.transformer.passes import (
     recompute,
 )
 from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.workloads.transformer.trained import Trained
 from hybridperf.workloads.transformer.weights import (
     copies_embedding,
     embedding_weights,
@@ -309,7 +310,7 @@ def pieces_alike(slot: Slot, config: TransformerConfig, prices: Prices) -> Piece
 
 
 def _of_experts(config: TransformerConfig, kind: int, messages: bool) -> Passes:
-    whole = layer_part_passes(config, kind, layers.expert_products)
+    whole = layer_part_passes(config, kind, Trained.expert_products)
     steps = (
         tuple(step for step in one if (step.part == "ep") == messages)
         for one in (whole.forward, whole.backward)

@@ -2,7 +2,8 @@
 
 Symbols: n tokens of an attention rank, t tensor-parallel GPUs, D attention ranks, h hidden width.
 
-    products(n)         norms, matrices, experts, all-reduces: of all tokens together
+    products(n)         norms, matrices, experts, all-reduces: of all tokens together, as a layer of
+                        a step that trains lists them (`workloads/transformer/layers.py`)
     decode(s, keys)     attention of s sequences' new tokens, what latent attention absorbs for
                         them, the output head
     prefill(n, keys)    attention of prompts' tokens, up-projections of their latents, one row of
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
-from hybridperf.model.calls import Call, CollectiveCall
+from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import (
     FUSED,
     BatchedGemm,
@@ -38,7 +39,10 @@ from hybridperf.ops import (
 from hybridperf.ops.frameworks import serving_framework
 from hybridperf.ops.quantise import Quantise, scheme_dtype
 from hybridperf.workloads.serving.deployment import Deployment
+from hybridperf.workloads.transformer import layers
 from hybridperf.workloads.transformer.counts import LayerKind
+from hybridperf.workloads.transformer.kernels import Split
+from hybridperf.workloads.transformer.passes import Passes, PassStep
 
 _WIDE = DTYPE_BYTES["bf16"]
 _STATE = "fp32"  # of a scan
@@ -56,6 +60,9 @@ _TUNED, _TILE, _SMS, _LEAST_K = "nvfp4", 128, 148, 1024
 _QUERY_TILE = 64.0
 
 
+Call = OpCall | CollectiveCall
+
+
 class Kernel(NamedTuple):
     """A call, and how often it runs in a step."""
 
@@ -70,12 +77,15 @@ class ServedCalls:
         self.served, self.per_node, self.all_reduce = deployment, per_node, all_reduce
         self.shape, self.tp = deployment.shape, deployment.tp
         self.habits = serving_framework(deployment.framework)
+        self._kv_heads = max(self.shape.key_heads / self.tp, 1.0)  # of a GPU
+        self.key_copies = self._kv_heads * self.tp / self.shape.key_heads
+        self.spread = deployment.attention_dp > 1  # experts take tokens of several attention ranks
 
     def products(self, tokens: float) -> Iterator[Kernel]:
         """Of `tokens` on each attention rank; of a pipeline, split over its stages."""
         tokens = tokens / self.served.pp if tokens > self.served.pp else 1.0
         for kind in self.shape.layer_kinds:
-            for call in self._layer(kind, tokens):
+            for call in self._products(kind, tokens):
                 yield Kernel(call, kind.count)
         if self.served.pp > 1:
             nodes = 2 if self.served.gpus > self.per_node else 1
@@ -96,7 +106,7 @@ class ServedCalls:
                 yield Kernel(call, kind.count)
         yield Kernel(self._head(sequences * each))
         if served.drafted:  # one more layer of the last kind and its head, for each token drafted
-            for call in (*self._layer(self.shape.layer_kinds[-1], sequences),
+            for call in (*self._products(self.shape.layer_kinds[-1], sequences),
                          *self._decoded(self.shape.layer_kinds[-1], sequences, keys, 1.0),
                          self._head(sequences)):  # fmt: skip
                 yield Kernel(call, served.drafted)
@@ -113,23 +123,83 @@ class ServedCalls:
                 yield Kernel(call, kind.count)
         yield Kernel(self._head(1.0))
 
-    # -- parts of a layer
+    def _products(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
+        return (step.call for step in layers.layer(self, kind, tokens).forward)
 
-    def _layer(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
+    # -- a `Mode` of that list: what all tokens take together
+
+    packed_qkv = True
+
+    @property
+    def kernels(self) -> _Kernels:
+        """Of attention's products, and of an MLP beside experts."""
+        return _Kernels(self, self.served.of_attention())
+
+    @property
+    def mlp_kernels(self) -> _Kernels:
+        """Kernels of an MLP, in its quantisation scheme."""
+        return _Kernels(self, self.served.quant)
+
+    def adapter(self, name: str, tokens: float, i: float, o: float, split: Split) -> Passes:
+        """One of the layer's matrices before attention."""
+        rank, narrow = self.served.lora_rank, _Kernels(self, "bfloat16")
+        if not rank or split == "inputs":
+            return Passes()
+        down = narrow.linear(f"{name} adapter, down", tokens, i, rank)
+        width = self.shape.query_width
+        return down + narrow.linear(f"{name} adapter, up", tokens, rank, width, split=split)
+
+    def rotated(self, tokens: float) -> Passes:
+        """Queries and keys, and these put into the cache, where attention does neither."""
+        if self.habits.rotates_inside:
+            return Passes()
+        shape = self.shape
+        keys = 2 * self._kv_heads * shape.dim
+        queries = shape.query_width / self.tp * (1 + shape.gated_attention)
+        rotary = shape.positions == "rotary"
+        turned = (self.loop("rope", tokens, queries + keys),) if rotary else ()
+        return _passes("rotated", *turned, self.loop("cast", tokens, keys))
+
+    def attended(self, kind: LayerKind, tokens: float) -> Passes:
+        """By sequences: `decode` and `prefill` have it."""
+        return Passes()
+
+    def scanned(self, tokens: float) -> Passes:
+        """Nothing: a scan's kernels count as attention's."""
+        return Passes()
+
+    def residual(
+        self, name: str, tokens: float, bias: bool, kind: LayerKind | None = None
+    ) -> Passes:
+        """Results of GPUs summed, unless those of experts were scattered."""
+        done = self.tp == 1 or (kind is not None and self.spread)
+        size = tokens * self.shape.hidden * _WIDE
+        message = self._message("all_reduce", size, self.tp, self.all_reduce)
+        return Passes() if done else _passes(name, message)
+
+    def latents(self, tokens: float) -> Passes:
+        """All down-projections in one product, on each GPU whole; up to queries; an indexer."""
+        shape, latent, kernels = self.shape, self.shape.latent, self.kernels
+        assert latent is not None
+        down = (latent.query_rank or 0) + latent.kv_rank + latent.rotary_dim
+        source, width = latent.query_rank or shape.hidden, shape.query_width
+        into = kernels.linear("latents", tokens, shape.hidden, down)
+        into += _passes("latents", *self._latents(tokens, down))
+        into += kernels.linear("queries up", tokens, source, width, split="outputs")
+        into += self.adapter("queries", tokens, shape.hidden, width, "outputs")
+        if latent.selected:
+            into += _passes("indexer", *self._indexed(tokens, kernels.quant))
+        return into
+
+    def experts(self, kind: LayerKind, tokens: float) -> Passes:
+        """Of the tokens of all attention ranks, gathered before and scattered behind, or sent to
+        the ranks of their experts and back.
+        """
+        return _passes("experts", *self._experts(kind, tokens))
+
+    def _experts(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
         h, served = self.shape.hidden, self.served
-        if kind.mixer != "mlp":
-            yield self._norm(tokens, h)
-            yield from self._projections(kind, tokens)
-            yield from self._reduced(tokens * h * _WIDE)
-        if not kind.ffn:
-            return
-        yield self._norm(tokens, h)
-        if not kind.experts:
-            yield from self._mlp(tokens, kind.ffn, served.quant)
-            yield from self._reduced(tokens * h * _WIDE)
-            return
-        ranks, everyone = served.expert_ranks, tokens * served.attention_dp
-        spread = served.attention_dp > 1
+        ranks, everyone, spread = served.expert_ranks, tokens * served.attention_dp, self.spread
         # as TensorRT-LLM's DeepSeek does (should_enable_alltoall of its modeling_deepseekv3.py):
         # tokens go to their experts alone where these are on more ranks than a token has experts
         sent = spread and served.expert_ep > kind.topk
@@ -137,12 +207,14 @@ class ServedCalls:
             copies = tokens * ranks * (1.0 - (1.0 - 1.0 / ranks) ** kind.topk)  # ranks of a token's
             narrow = DTYPE_BYTES[_dtype(served.of_experts())]  # dispatched as they are multiplied
             yield self._message("alltoall", copies * h * narrow, ranks)
+            yield self._message("alltoall", copies * h * _WIDE, ranks)
         elif spread:
             # 4-bit values are made before they are sent, others after (TensorRT-LLM's
             # run_post_quant_allgather, vLLM's do_post_quant_allgather)
             sent_bytes = DTYPE_BYTES["fp4"] if served.of_experts() == "nvfp4" else _WIDE
             yield self._message("all_gather", everyone * h * sent_bytes, ranks)
-        yield from self._gemm(everyone if not spread else tokens, kind.experts, h, "bfloat16")
+            yield self._message("reduce_scatter", everyone * h * _WIDE, ranks)
+        yield from self.gemm(everyone if not spread else tokens, kind.experts, h, "bfloat16")
         quant = served.of_experts()
         yield OpCall(
             Moe(
@@ -152,49 +224,6 @@ class ServedCalls:
             ),
             framework=served.framework, variant=served.moe_backend or ("spread" if spread else ""),
         )  # fmt: skip
-        if kind.shared_ffn:
-            yield from self._mlp(tokens, kind.shared_ffn, served.of_attention())
-            yield self._loop("add", tokens, h)  # to what the others made
-        if sent:
-            yield self._message("alltoall", copies * h * _WIDE, ranks)
-        elif spread:
-            yield self._message("reduce_scatter", everyone * h * _WIDE, ranks)
-        else:
-            yield from self._reduced(tokens * h * _WIDE)
-
-    def _mlp(self, tokens: float, width: int, quant: str) -> Iterator[Call]:
-        h, inner = self.shape.hidden, width / self.tp
-        yield from self._gemm(tokens, (2 if self.shape.gated else 1) * inner, h, quant)
-        yield self._loop("silu_mul", tokens, inner)
-        yield from self._gemm(tokens, h, inner, quant)
-
-    def _projections(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
-        """Matrices before and after attention or a scan."""
-        shape, h, t = self.shape, self.shape.hidden, self.tp
-        quant, scan, latent = self.served.of_attention(), shape.scan, shape.latent
-        if kind.mixer == "scan" and scan is not None:
-            yield from self._gemm(tokens, scan.width / t, h, quant)
-            yield from self._gemm(tokens, h, scan.inner / t, quant)
-        elif latent is not None:
-            down = (latent.query_rank or 0) + latent.kv_rank + latent.rotary_dim
-            yield from self._gemm(tokens, down, h, quant)  # on each GPU, whole
-            yield from self._latents(tokens, down)
-            source = latent.query_rank or h
-            yield from self._gemm(tokens, shape.query_width / t, source, quant)
-            if latent.selected:
-                yield from self._indexed(tokens, float(latent.index_heads), latent.index_dim, quant)
-            yield from self._gemm(tokens, h, shape.context_width / t, quant)
-        else:
-            heads = shape.heads / t * (2 if shape.gated_attention else 1)
-            width = (heads + 2 * max(shape.key_heads / t, 1.0)) * shape.dim
-            yield from self._gemm(tokens, width, h, quant)
-            if not self.habits.rotates_inside:
-                yield self._loop("rope", tokens, width)
-                yield self._loop("cast", tokens, 2 * max(shape.key_heads / t, 1.0) * shape.dim)
-            yield from self._gemm(tokens, h, shape.context_width / t, quant)
-        if rank := self.served.lora_rank:  # one adapter of the layer's matrices before attention
-            yield from self._gemm(tokens, rank, h, "bfloat16")
-            yield from self._gemm(tokens, shape.query_width / t, rank, "bfloat16")
 
     def _latents(self, tokens: float, down: float) -> Iterator[Call]:
         """What becomes of down-projections and of the queries that are made of them.
@@ -206,36 +235,37 @@ class ServedCalls:
         """
         shape, latent = self.shape, self.shape.latent
         assert latent is not None
-        yield self._by_rows(RmsNorm("bf16", tokens, down))
+        yield self.by_rows(RmsNorm("bf16", tokens, down))
         queries = shape.heads / self.tp * (latent.kv_rank + latent.rotary_dim)
         if self.habits.rotates_inside:
-            yield self._loop("rope", tokens, queries)
+            yield self.loop("rope", tokens, queries)
             return
-        yield self._by_rows(RmsNorm("bf16", tokens, latent.kv_rank))
-        yield self._loop("rope", tokens, shape.heads / self.tp * latent.rotary_dim)
-        yield self._loop("cast", tokens, queries)
+        yield self.by_rows(RmsNorm("bf16", tokens, latent.kv_rank))
+        yield self.loop("rope", tokens, shape.heads / self.tp * latent.rotary_dim)
+        yield self.loop("cast", tokens, queries)
         if self._kept():
             yield OpCall(Quantise("bf16", tokens, queries, quant="fp8"))
-        yield self._loop("cast", tokens, latent.kv_rank + latent.rotary_dim)
+        yield self.loop("cast", tokens, latent.kv_rank + latent.rotary_dim)
 
-    def _indexed(self, tokens: float, heads: float, dim: float, quant: str) -> Iterator[Call]:
+    def _indexed(self, tokens: float, quant: str) -> Iterator[Call]:
         """An indexer's matrices, on each GPU whole, and what becomes of its key and its queries:
         norm, rotary embedding and its way back, Hadamard transforms, quantisation, the key's way
         into the cache, the heads' weights; kernels of their own in SGLang (nsa_indexer.py).
         """
         latent, h = self.shape.latent, self.shape.hidden
         assert latent is not None
-        yield from self._gemm(tokens, heads * dim, latent.query_rank or h, quant)
-        yield from self._gemm(tokens, dim, h, quant)
-        yield from self._gemm(tokens, heads, h, "bfloat16")
-        yield self._loop("mul", tokens, heads)
-        yield self._by_rows(RmsNorm("bf16", tokens, dim))
-        yield self._loop("rope", tokens, (heads + 1.0) * dim)
+        heads, dim = float(latent.index_heads), latent.index_dim
+        yield from self.gemm(tokens, heads * dim, latent.query_rank or h, quant)
+        yield from self.gemm(tokens, dim, h, quant)
+        yield from self.gemm(tokens, heads, h, "bfloat16")
+        yield self.loop("mul", tokens, heads)
+        yield self.by_rows(RmsNorm("bf16", tokens, dim))
+        yield self.loop("rope", tokens, (heads + 1.0) * dim)
         for rows in (tokens * heads, tokens):
-            yield self._loop("cast", rows, dim)
-            yield self._loop("mul", rows, dim)
+            yield self.loop("cast", rows, dim)
+            yield self.loop("mul", rows, dim)
             yield OpCall(Quantise("bf16", rows, dim, quant="fp8_block"))
-        yield self._loop("cast", tokens, dim)
+        yield self.loop("cast", tokens, dim)
 
     def _decoded(
         self, kind: LayerKind, sequences: float, keys: float, each: float,
@@ -250,7 +280,7 @@ class ServedCalls:
             yield self._fused(Copy(_STATE, sequences, state))  # read and written
             return
         if latent is None and beside_prompts:
-            kv_heads, seen = max(shape.key_heads / self.tp, 1.0), keys + _QUERY_TILE / 2.0
+            kv_heads, seen = self._kv_heads, keys + _QUERY_TILE / 2.0
             yield self._attended(
                 sequences, _QUERY_TILE, seen, heads, float(shape.dim), kv_heads, self._window(kind)
             )
@@ -259,7 +289,7 @@ class ServedCalls:
             yield OpCall(
                 DecodeAttention(
                     "bf16", sequences, keys, heads, float(shape.dim),
-                    max(shape.key_heads / self.tp, 1.0), self._window(kind), each, self._kept(),
+                    self._kv_heads, self._window(kind), each, self._kept(),
                 ),
                 framework=served.framework,
             )  # fmt: skip
@@ -274,7 +304,7 @@ class ServedCalls:
             dim, scored = float(latent.index_dim), min(keys, latent.selected)
             yield self._latent(sequences, keys, latent.index_heads * each, dim, 0.0)
             # the best are found by passes over the scores
-            yield self._by_rows(Softmax("fp32", sequences * each, keys))
+            yield self.by_rows(Softmax("fp32", sequences * each, keys))
             keys = scored
         cached = rank + latent.rotary_dim
         yield self._latent(sequences, keys, heads * each, cached, rank)
@@ -294,12 +324,12 @@ class ServedCalls:
         if kind.mixer == "scan" and shape.scan is not None:
             flops = shape.scan.flops / self.tp
             inner = shape.scan.inner / self.tp
-            yield from self._gemm(batch * queries, flops / inner, inner, "bfloat16")
+            yield from self.gemm(batch * queries, flops / inner, inner, "bfloat16")
             return
-        dim, kv_heads = float(shape.dim), max(shape.key_heads / self.tp, 1.0)
+        dim, kv_heads = float(shape.dim), self._kv_heads
         if latent is not None:
             up = heads * (latent.plain_dim + latent.value_dim)
-            yield from self._gemm(batch * queries, up, latent.kv_rank, self.served.of_attention())
+            yield from self.gemm(batch * queries, up, latent.kv_rank, self.served.of_attention())
             # a head's scores and values are of unlike width: as many flops by one of their mean
             dim = (latent.plain_dim + latent.rotary_dim + latent.value_dim) / 2.0
             kv_heads = heads
@@ -334,7 +364,8 @@ class ServedCalls:
 
     # -- calls
 
-    def _gemm(self, m: float, n: float, k: float, quant: str) -> Iterator[Call]:
+    def gemm(self, m: float, n: float, k: float, quant: str) -> Iterator[Call]:
+        """Of m rows, with what makes them narrow first; `quant`: scheme of `ops/quantise.py`."""
         if quant == _STATIC:
             if not self.habits.narrows_before:
                 yield OpCall(Quantise("bf16", float(m), float(k), quant=quant))
@@ -351,30 +382,75 @@ class ServedCalls:
     def _fused(self, op: Op) -> OpCall:
         return OpCall(op, kernel=FUSED)
 
-    def _loop(self, name: str, rows: float, cols: float) -> OpCall:
+    def loop(self, name: str, rows: float, cols: float) -> OpCall:
         """A kernel of its own in a graph."""
         return OpCall(_loop(name, rows, cols), issued_apart=True)
 
-    def _norm(self, tokens: float, width: float) -> OpCall:
+    def norm(self, tokens: float, width: float) -> OpCall:
         """Of a layer, with the sum before it: one kernel with that of several GPUs, of some."""
         norm = RmsNorm("bf16", tokens, width)
         if self.tp > 1 and self.habits.norms_as_it_sums:
             return self._fused(norm)
-        return self._by_rows(norm)
+        return self.by_rows(norm)
 
-    def _by_rows(self, op: Op) -> OpCall:
+    def by_rows(self, op: Op) -> OpCall:
         """A framework's own kernel of an op that goes row by row."""
         return OpCall(op, issued_apart=True, framework=self.served.framework)
-
-    def _reduced(self, size: float) -> Iterator[Call]:
-        if self.tp > 1:
-            yield self._message("all_reduce", size, self.tp, self.all_reduce)
 
     def _message(self, collective: str, size: float, ranks: int, library: str = "") -> Call:
         nodes = -(-ranks // self.per_node)
         # their own kernels read each other's memory: between nodes NCCL's run
         words = (("lib", library),) if library and nodes == 1 else ()
         return CollectiveCall(collective, float(size), ranks, nodes, words=words)
+
+
+class _Kernels:
+    """Kernels of what all tokens of a step take together, as one framework runs them: those of
+    `LayerKernels`, split over the GPUs of a rank.
+    """
+
+    narrow_attention = narrow_gelu = False
+
+    def __init__(self, calls: ServedCalls, quant: str):
+        self.calls, self.quant, self.tp = calls, quant, float(calls.tp)
+
+    def branch(self, tokens: float, cols: float) -> Passes:
+        """Sums are one kernel with the norm behind them."""
+        return Passes()
+
+    def norm(self, name: str, kind: str, tokens: float, cols: float) -> Passes:
+        return _passes(name, self.calls.norm(tokens, cols))
+
+    def linear(
+        self, name: str, tokens: float, i: float, o: float, *, split: Split = "",
+        bias: bool = False, comes: float | None = None, returns: float | None = None,
+    ) -> Passes:  # fmt: skip
+        """Biases are added by the product."""
+        del bias, comes, returns
+        o, i = o / (self.tp if split == "outputs" else 1), i / (self.tp if split == "inputs" else 1)
+        return _passes(name, *self.calls.gemm(tokens, o, i, self.quant))
+
+    def split(self, name: str, tokens: float, cols: float) -> Passes:
+        """Nothing: attention reads slices of the joint product."""
+        return Passes()
+
+    def head_norm(self, name: str, tokens: float, heads: float, dim: float) -> Passes:
+        rows = tokens * max(heads / self.tp, 1.0)
+        return _passes(name, self.calls.by_rows(RmsNorm("bf16", rows, dim)))
+
+    def activation(
+        self, name: str, tokens: float, cols: float, *, gated: bool, bias: bool
+    ) -> Passes:
+        del bias
+        like = "silu_mul" if gated else "gelu"
+        return _passes(name, self.calls.loop(like, tokens, cols / self.tp))
+
+    def loop(self, name: str, rows: float, cols: float) -> PassStep:
+        return PassStep(self.calls.loop("add", rows, cols), "memory", name)
+
+
+def _passes(name: str, *calls: Call) -> Passes:
+    return Passes(tuple(PassStep(call, "memory", name) for call in calls))
 
 
 def _loop(name: str, rows: float, cols: float) -> Op:

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from hybridperf.fields.frameworks import over_likes, training_frameworks
+from hybridperf.fields.frameworks import last_release, over_likes, training_frameworks
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
 from hybridperf.io import shipped_toml
 from hybridperf.ops.attention_kernels import WIDEST_HEADS
@@ -82,7 +82,7 @@ def framework_habits() -> Mapping[str, Mapping[str, Any]]:
 
     `framework` is the name, `kernels` that of the set of kernels it runs.
     """
-    apart = ("effects", "own_kernels", "stalls")
+    apart = ("effects", "own_effects", "own_kernels", "stalls")
     return {
         name: {key: value for key, value in one.items() if key not in apart}
         for name, one in training_frameworks().items()
@@ -110,8 +110,7 @@ def does(framework: str, habit: str, dtype: str = "") -> bool:
 def of_release(framework: str, release: str) -> str:
     """The framework that a release (year and month, "26.06") of one is, else the framework."""
     since = framework_habits().get(framework, {}).get("releases", {})
-    known = [name for first, name in since.items() if release and first <= release]
-    return str(known[-1]) if known else framework
+    return str(since.get(last_release(since, release), framework))
 
 
 def usual_precision(device: DeviceSpec | None, wanted: str = "") -> str:

@@ -23,10 +23,11 @@ from hybridperf.model.calls import CollectiveCall
 from hybridperf.workloads.transformer import embedding_head, layers, parallel
 from hybridperf.workloads.transformer.config import TransformerConfig, fields_entering
 from hybridperf.workloads.transformer.counts import LayerKind
+from hybridperf.workloads.transformer.experts import grouped
 from hybridperf.workloads.transformer.framework import does
-from hybridperf.workloads.transformer.layers import grouped
 from hybridperf.workloads.transformer.layout import ORDER, Layout
 from hybridperf.workloads.transformer.passes import Passes, recompute
+from hybridperf.workloads.transformer.trained import Trained
 from hybridperf.workloads.transformer.update import optimizer_passes
 from hybridperf.workloads.transformer.weights import (
     Weights,
@@ -84,7 +85,7 @@ def _layer_passes(config: TransformerConfig, kind: int) -> Passes:
 
 
 def layer_part_passes(
-    config: TransformerConfig, kind: int, part: Callable[[TransformerConfig, LayerKind], Passes]
+    config: TransformerConfig, kind: int, part: Callable[[Trained, LayerKind, float], Passes]
 ) -> Passes:
     """Of a layer or a part of it (`layers.attention`, `layers.mlp`), nothing recomputed or sharded.
 
@@ -92,9 +93,9 @@ def layer_part_passes(
     the next takes it.
     """
     layer_kind = config.shape.layer_kinds[kind]
-    passes = divided(part(config, layer_kind), config)
+    tokens = config.decoder_tokens if layer_kind.cross else config.tokens
+    passes = divided(part(Trained(config), layer_kind, tokens), config)
     if config.attention == "unfused" and config.kernels.framework.fused_softmax:
-        tokens = config.decoder_tokens if layer_kind.cross else config.tokens
         passes = config.kernels.fallback(passes, tokens / config.layout.micro_batch)
     return passes
 

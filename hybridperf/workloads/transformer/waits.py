@@ -1,21 +1,16 @@
 """What single frameworks wait for besides their layers' work, as measured sweeps of them show it;
-which framework does it: its file in `fields/frameworks/`. The sweep is the Ultra-Scale Playbook's
-(Hugging Face 2025, 862 layouts run by nanotron).
+which framework does it, for how long and by what source: its file in `fields/frameworks/`.
 
-    ring waits               collectives over nodes take about half a millisecond per node, or the
-                             links' time, whichever is more (role `tp_waiting`)
+    ring waits               collectives over nodes take so long per node, or the links' time,
+                             whichever is more (role `tp_waiting`)
     crossing pipelines       with tensor parallelism and stages on several nodes, the host of each
-                             layer waits about 2 ms for each tensor-parallel rank, forward and
-                             backward together, whatever the micro-batch
-    gathers by layer         updated weights come back layer by layer around a ring: some 30 us for
-                             each layer and data rank; whole gradients are summed as slowly, tensor
-                             by tensor (all_reduce_coalesced of fp32_accum_hook,
-                             optim/gradient_accumulator.py of huggingface/nanotron)
+                             layer waits for each tensor-parallel rank
+    gathers by layer         updated weights come back layer by layer around a ring, whole gradients
+                             are summed so: for each layer and data rank
     whole gradients beside   without a sharded optimizer they are reduced during the last
                              micro-batch's backward pass
-    stalls                   each message between stages takes a quarter of a second: 2 messages per
-                             micro-batch and stage with two stages, 4 with more. With tensor
-                             parallelism over four nodes always; below that by chance
+    stalls                   each message between stages takes a time of its own. With tensor
+                             parallelism over many nodes always; below that by chance
                              (`stall_chance`, `training/steps/cross_node.py`)
 """
 
@@ -29,7 +24,9 @@ from hybridperf.fields.frameworks import training_frameworks
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does
 
-TWO_STAGES, MORE_STAGES = 2.0, 4.0  # messages of one micro-batch that a stage sends or awaits
+# messages of one micro-batch that a stage sends or awaits: one forward and one back with each
+# neighbour, of which those of two stages have one
+TWO_STAGES, MORE_STAGES = 2.0, 4.0
 _BUCKET_BYTES = 25e6  # PyTorch's default
 
 

@@ -39,8 +39,9 @@ _ABSENT = {"latent": {"query_rank": None}}  # what a part may leave out
 _FIELDS = {field.name for field in dataclasses.fields(TransformerShape)}
 # words of a name on the hub that say nothing of sizes; versions do for some, so these go last
 _UNSIZED = re.compile(
-    r"(?:^meta|-(?:instruct|chat|it|hf|base|thinking|dynamic|quantized|preview|\d+k|\d{4}"
-    r"|(?:nv|mx)?fp[48]|bf16|fp16|awq|gptq|int[48]|w\d+a\d+))(?=-|\.|$)"
+    r"(?:^meta|-(?:instruct|chat|it|hf|base|thinking|dynamic|quantized(?:\.w\d+a\d+)?|preview"
+    r"|\d+k|\d{4}|(?:nv|mx)?fp[48](?:-kv)?|w-mxfp4-a-fp8|bf16|fp16|awq|gptq|int[48]|bnb-4bit"
+    r"|w\d+a\d+))(?=-|\.|$)"
 )
 _VERSION = re.compile(r"-v\d+(?:\.\d+)*(?=-|$)")
 _NEEDED = [
