@@ -208,14 +208,18 @@ def _beyond_one(places: Array, load: Array) -> Array:
     """
     module = array_module(places, load)
     k, a = module.maximum(floats(places), 0.0), module.maximum(floats(load), 1e-12)
-    peak = module.maximum(k - a, 0.0)
-    most = k * module.log1p(peak / a) - peak
-    end = peak + _FALLEN + module.sqrt(_FALLEN**2 + 2.0 * _FALLEN * module.maximum(k, a))
-    for _ in range(3):  # Newton's, from above, as the fall is convex
-        fallen = end - k * module.log1p(end / a) + most - _FALLEN
-        end = end - fallen / (1.0 - k / (a + end))
-    if module is not np:
-        end = jax.lax.stop_gradient(end)
+    # where the integral ends brings no slopes
+    places, offered = (k, a) if module is np else jax.lax.stop_gradient((k, a))
+    peak = module.maximum(places - offered, 0.0)
+    most = places * module.log1p(peak / offered) - peak
+    far = _FALLEN**2 + 2.0 * _FALLEN * module.maximum(places, offered)
+
+    def nearer(end: Array) -> Array:
+        """Newton's step, from above, as the fall is convex."""
+        fallen = end - places * module.log1p(end / offered) + most - _FALLEN
+        return end - fallen / (1.0 - places / (offered + end))
+
+    end = repeated(nearer, peak + _FALLEN + module.sqrt(far), 3)
     k, a, end = (module.asarray(one)[..., None] for one in (k, a, end))
     nodes, weights = floats(_NODES), floats(_WEIGHTS)
     t = end * nodes**3
@@ -242,23 +246,25 @@ def falling_root(gap: Callable[[Array], Array], like: Array) -> Array:
     Newton's steps from below, the last of which brings slopes.
 
     Args:
-        gap: of values.
+        gap: of values, of any shape that those of `like` are the last axes of.
         like: zero in the shape of what is found.
     """
+    first = gap(like)
+    like = like + 0.0 * first
     module, known = array_module(like), gap
-    if module is np and array_module(gap(like)) is np:
-        at = like + 0.0 * gap(like)
-    else:  # what is searched brings no slopes: the last step does
-        module = jax.numpy
-        at = jax.lax.stop_gradient(like + module.zeros(jax.eval_shape(gap, like).shape))
-        converted, held = jax.closure_convert(gap, at)
+    if module is not np:  # what is searched brings no slopes: the last step does
+        like = jax.lax.stop_gradient(like)
+        converted, held = jax.closure_convert(gap, module.stack([like, like]))
         held = jax.lax.stop_gradient(held)
-        known = lambda at: converted(at, *held)  # noqa: E731
+        known = lambda both: converted(both, *held)  # noqa: E731
 
-    def step(at: Array, gap: Callable[[Array], Array] = known) -> Array:
+    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """Where the last step went, where that leads, and the slope there."""
+        at = state[1]
         near = 1e-4 * (1.0 + at)
-        here = gap(at)
-        slope = (known(at + near) - (here if gap is known else known(at))) / near
-        return module.maximum(at - here / module.minimum(slope, -1.0), 0.0)
+        here, there = known(module.stack([at, at + near]))
+        slope = module.minimum((there - here) / near, -1.0)
+        return at, module.maximum(at - here / slope, 0.0), slope
 
-    return step(repeated(step, at, _STEPS - 1), gap)
+    at, found, slope = repeated(step, (like, like, like), _STEPS)
+    return found if module is np else module.maximum(at - gap(at) / slope, 0.0)
