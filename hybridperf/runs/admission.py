@@ -46,6 +46,8 @@ class Admission(NamedTuple):
             prompt: tokens.
             decoding: sequences, each with a token of the step.
         """
+        if self.at_once:
+            return 1.0
         module = array_module(*self, arrivals, prompt, decoding)
         first = 1.0 / module.maximum(arrivals, 1e-12)
         gathered = module.where(
@@ -65,6 +67,8 @@ class Admission(NamedTuple):
 
     def window(self, arrivals: Array, prompt: Array, decoding: Array) -> Array:
         """Steps in which those come that are taken with a prompt; as `period`."""
+        if self.at_once:
+            return 1.0
         module = array_module(*self, arrivals, prompt, decoding)
         return module.maximum(floats(self.every), self._held(arrivals, prompt, decoding))
 
