@@ -40,6 +40,7 @@ _NODES, _WEIGHTS = (0.5 * one for one in np.polynomial.legendre.leggauss(20))
 _NODES = _NODES + 0.5
 _FALLEN, _MOST_LOG = 36.0, 80.0  # logs; a wait that no engine has, in float32, too
 _REACH, _POINTS = 4.5, 91  # of the trapezoidal rule
+_BLOCK = 1024  # of NumPy's numbers, whose nodes stay in a core's cache
 _SMALL = 1e-6  # below which (1 - exp(-x)) / x is taken as 1 - x / 2
 
 
@@ -208,20 +209,31 @@ def _beyond_one(places: Array, load: Array) -> Array:
     """
     module = array_module(places, load)
     k, a = module.maximum(floats(places), 0.0), module.maximum(floats(load), 1e-12)
-    peak = module.maximum(k - a, 0.0)
-    most = k * module.log1p(peak / a) - peak
-    end = peak + _FALLEN + module.sqrt(_FALLEN**2 + 2.0 * _FALLEN * module.maximum(k, a))
-    for _ in range(3):  # Newton's, from above, as the fall is convex
-        fallen = end - k * module.log1p(end / a) + most - _FALLEN
-        end = end - fallen / (1.0 - k / (a + end))
-    if module is not np:
-        end = jax.lax.stop_gradient(end)
+    if module is np and np.size(k + a) > _BLOCK:
+        parts = np.broadcast_arrays(k, a)
+        some = (np.split(one.ravel(), range(_BLOCK, one.size, _BLOCK)) for one in parts)
+        return np.concatenate([_beyond_one(*both) for both in zip(*some, strict=True)]).reshape(
+            parts[0].shape
+        )
+    # where the integral ends brings no slopes
+    places, offered = (k, a) if module is np else jax.lax.stop_gradient((k, a))
+    peak = module.maximum(places - offered, 0.0)
+    most = places * module.log1p(peak / offered) - peak
+    far = _FALLEN**2 + 2.0 * _FALLEN * module.maximum(places, offered)
+
+    def nearer(end: Array) -> Array:
+        """Newton's step, from above, as the fall is convex."""
+        fallen = end - places * module.log1p(end / offered) + most - _FALLEN
+        return end - fallen / (1.0 - places / (offered + end))
+
+    end = repeated(nearer, peak + _FALLEN + module.sqrt(far), 3)
     k, a, end = (module.asarray(one)[..., None] for one in (k, a, end))
     nodes, weights = floats(_NODES), floats(_WEIGHTS)
     t = end * nodes**3
     grown = k * module.log1p(t / a)
-    few = module.exp(-t) * module.expm1(module.minimum(grown, 1.0))
-    many = module.exp(module.minimum(grown - t, _MOST_LOG)) - module.exp(-t)
+    none = module.exp(-t)
+    few = none * module.expm1(module.minimum(grown, 1.0))
+    many = module.exp(module.minimum(grown - t, _MOST_LOG)) - none
     added = module.where(grown < 1.0, few, many)
     return (3.0 * end * weights * nodes**2 * added).sum(-1)
 
@@ -242,23 +254,25 @@ def falling_root(gap: Callable[[Array], Array], like: Array) -> Array:
     Newton's steps from below, the last of which brings slopes.
 
     Args:
-        gap: of values.
+        gap: of values, of any shape that those of `like` are the last axes of.
         like: zero in the shape of what is found.
     """
+    first = gap(like)
+    like = like + 0.0 * first
     module, known = array_module(like), gap
-    if module is np and array_module(gap(like)) is np:
-        at = like + 0.0 * gap(like)
-    else:  # what is searched brings no slopes: the last step does
-        module = jax.numpy
-        at = jax.lax.stop_gradient(like + module.zeros(jax.eval_shape(gap, like).shape))
-        converted, held = jax.closure_convert(gap, at)
+    if module is not np:  # what is searched brings no slopes: the last step does
+        like = jax.lax.stop_gradient(like)
+        converted, held = jax.closure_convert(gap, module.stack([like, like]))
         held = jax.lax.stop_gradient(held)
-        known = lambda at: converted(at, *held)  # noqa: E731
+        known = lambda both: converted(both, *held)  # noqa: E731
 
-    def step(at: Array, gap: Callable[[Array], Array] = known) -> Array:
+    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """Where the last step went, where that leads, and the slope there."""
+        at = state[1]
         near = 1e-4 * (1.0 + at)
-        here = gap(at)
-        slope = (known(at + near) - (here if gap is known else known(at))) / near
-        return module.maximum(at - here / module.minimum(slope, -1.0), 0.0)
+        here, there = known(module.stack([at, at + near]))
+        slope = module.minimum((there - here) / near, -1.0)
+        return at, module.maximum(at - here / slope, 0.0), slope
 
-    return step(repeated(step, at, _STEPS - 1), gap)
+    at, found, slope = repeated(step, (like, like, like), _STEPS)
+    return found if module is np else module.maximum(at - gap(at) / slope, 0.0)

@@ -184,35 +184,50 @@ def between(
         which: of several tables [E, ...], int; None: `values` are one.
     """
     module = array_module(values, *(one for axis in axes for one in axis))
-    logs = module.log(floats(values)).reshape(-1)
+    logs = module.log(floats(values))
     sought = [module.log(module.maximum(where, floats(sizes)[0])) for sizes, where in axes]
+    if module is not np:
+        table = (logs, False) if which is None else (module.asarray(logs)[which], True)
+        known = [module.log(floats(sizes)) for sizes, _ in axes]
+        return module.exp(_by_weights(known, sought, *table))
+    logs = logs.reshape(-1)
     most = max(one.ndim for one in (*sought, *(() if which is None else (which,))))
     # of each corner, [corners, ...]: its place in the table, rows after each other, and its weight
     place = 0 if which is None else which.reshape((1,) * (most + 1 - which.ndim) + which.shape)
     weight: Array = 1.0
     for (sizes, _), at in zip(axes, sought, strict=True):
-        known = module.log(floats(sizes))
+        known = np.log(floats(sizes))
         at = at.reshape((1,) * (most - at.ndim) + at.shape)
         if len(known) == 1:  # the same everywhere, in the shape of the others
             place, weight = place + 0 * at.astype(int)[None], weight + 0.0 * at[None]
             continue
-        left = module.clip(_before(known, at), 0, len(known) - 2)
+        left = np.searchsorted(known, at, side="right") - 1
+        left = np.clip(left, 0, len(known) - 2)
         share = (at - known[left]) / (known[left + 1] - known[left])
-        ends, parts = module.stack([left, left + 1]), module.stack([1.0 - share, share])
-        place, weight = (
-            _paired(place * len(known), ends, module.add),
-            _paired(weight, parts, module.multiply),
-        )
-    found = logs[place] if module is np else module.asarray(logs).at[place].get(mode="clip")
-    return module.exp((weight * found).sum(0))
+        ends, parts = np.stack([left, left + 1]), np.stack([1.0 - share, share])
+        place = _paired(place * len(known), ends, np.add)
+        weight = _paired(weight, parts, np.multiply)
+    return module.exp((weight * logs[place]).sum(0))
 
 
-def _before(known: Array, at: Array) -> Array:
-    """Place of the last of rising numbers that is not above each of some."""
-    if array_module(at) is np:
-        return np.searchsorted(known, at, side="right") - 1
-    # all compared: a search is a loop, which takes longer to compile than these few numbers
-    return jax.numpy.searchsorted(known, at, side="right", method="compare_all") - 1
+def _by_weights(known: list[Array], sought: list[Array], values: Array, stacked: bool) -> Array:
+    """The same in JAX, of logs: by a weight for each number of the table, which compiles and has
+    slopes sooner than a search and a gather.
+    """
+    jnp = jax.numpy
+    weights = []
+    for sizes, at in zip(known, jnp.broadcast_arrays(*sought), strict=True):
+        one = jnp.ones_like(at)[..., None]
+        passed = jnp.maximum((at[..., None] - sizes[:-1]) / jnp.diff(sizes), 0.0)
+        if len(sizes) > 1:  # beyond the largest the line of the last two
+            passed = jnp.concatenate([jnp.minimum(passed[..., :-1], 1.0), passed[..., -1:]], -1)
+        ends = jnp.concatenate([one, passed], -1), jnp.concatenate([passed, 0.0 * one], -1)
+        weights.append(ends[0] - ends[1])
+    if not stacked:
+        values, weights = jnp.tensordot(weights[0], values, 1, precision="highest"), weights[1:]
+    for left, one in zip(range(len(weights))[::-1], weights, strict=True):
+        values = (values * one.reshape(one.shape + (1,) * left)).sum(-1 - left)
+    return values
 
 
 def _paired(corners: Array, ends: Array, joined: Callable[[Array, Array], Array]) -> Array:

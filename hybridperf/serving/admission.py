@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from hybridperf.io.namespace import Array, array_module, floats
 
 NO_LIMIT = 1e12  # tokens; infinity has no gradient
@@ -31,7 +33,9 @@ class Admission(NamedTuple):
 
     @property
     def at_once(self) -> bool:
-        """Whether prompts are taken as they come, in all places."""
+        """Whether prompts are taken as they come, in all places; False where JAX traces that."""
+        if array_module(self.every, self.gather) is not np:
+            return False
         return not ((floats(self.every) > 1).any() or (floats(self.gather) > 0).any())
 
     def period(self, arrivals: Array, prompt: Array, decoding: Array) -> Array:
@@ -42,6 +46,8 @@ class Admission(NamedTuple):
             prompt: tokens.
             decoding: sequences, each with a token of the step.
         """
+        if self.at_once:
+            return 1.0
         module = array_module(*self, arrivals, prompt, decoding)
         first = 1.0 / module.maximum(arrivals, 1e-12)
         gathered = module.where(
@@ -61,6 +67,8 @@ class Admission(NamedTuple):
 
     def window(self, arrivals: Array, prompt: Array, decoding: Array) -> Array:
         """Steps in which those come that are taken with a prompt; as `period`."""
+        if self.at_once:
+            return 1.0
         module = array_module(*self, arrivals, prompt, decoding)
         return module.maximum(floats(self.every), self._held(arrivals, prompt, decoding))
 

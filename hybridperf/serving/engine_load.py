@@ -28,7 +28,8 @@ but where the test that holds it says. It leaves out preemption, and prompts of 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -115,26 +116,35 @@ class _Cycle(NamedTuple):
         return case.steps * self.step_s + self.own_s + self.held_s
 
 
-def _cycle(case: _Case, others: Array, here: Array) -> _Cycle:
-    """With so many others there, each of which is for a share `here` of its time."""
-    module, steps, admission = case.module(others), case.steps, case.engine.admission
-    sources = others / here
-    # what a sequence that decodes sees: the others, as if it were not there
-    seen = case.queue(others, module.maximum(others - here, 0.0), here)
+class _Asked(NamedTuple):
+    """Steps whose seconds are asked for together, and what they tell."""
+
+    decoding: Array  # sequences [..., steps or 1]
+    chunks: Array  # tokens of prompts [..., steps]
+    told: Callable[[Array], Any]  # by seconds [..., steps]
+
+
+def _cycle(case: _Case, others: Array, here: Array, *more: _Asked) -> list[Any]:
+    """With so many others there, each of which is for a share `here` of its time; and what more was
+    asked.
+    """
+    module, steps, admission = case.module(others, here), case.steps, case.engine.admission
+    # what a sequence that decodes sees: the others, as if it were not there; and what a prompt does
+    rivals = (module.maximum(others - here, 0.0), others + 0.0 * here)
+    both = case.queue(others, module.stack(module.broadcast_arrays(*rivals)), here)
+    seen, own = (_Queue(*(part[at] for part in both)) for at in range(2))
     period = admission.period(seen.arrivals, case.new, seen.decoding)
-    counts = case.counted(sources, here * period / (steps + seen.lasts))
+    window = admission.window(own.arrivals, case.new, own.decoding)
+    shares = module.stack([period / (steps + seen.lasts), window / (steps + own.lasts)])
+    of_seen, of_own = zip(*case.counted(others / here, here * shares), strict=True)
     alike = others + 1.0 - seen.arrivals * seen.held
     taken = seen.arrivals * (seen.lasts - seen.held)  # others' prompts that are in a step
-    with_s, none_s = case.step_s(
-        alike, taken, counts, seen._replace(arrivals=seen.arrivals * period)
-    )
+    (with_s, none_s), (own_s, alone_s), *rest = case.answered(
+        case.step(alike, taken, of_seen, seen._replace(arrivals=seen.arrivals * period)),
+        case.prompt_of(of_own, own), *more,
+    )  # fmt: skip
     step_s = none_s + (with_s - none_s) / period
-
-    own = case.queue(others, others, here)
-    window = admission.window(own.arrivals, case.new, own.decoding)
-    counts = case.counted(sources, here * window / (steps + own.lasts))
-    own_s, alone_s = case.prompt_s(counts, own)
-    return _Cycle(step_s, none_s, own_s, own.held * alone_s, own.load)
+    return [_Cycle(step_s, none_s, own_s, own.held * alone_s, own.load), *rest]
 
 
 def _aggregated(case: _Case, clients: Array, added: FirstTokens) -> Load:
@@ -149,16 +159,18 @@ def _aggregated(case: _Case, clients: Array, added: FirstTokens) -> Load:
     # clients whose first token is on its way are not with the engine
     here = 1.0 / (1.0 + added_s / (steps * decode_s + alone_s))
     others = module.minimum((clients - 1.0) * here, case.most - 1.0)
-    present, found = others + 1.0, _cycle(case, others, here)
-
-    burst, step_s = floats(added.burst), found.step_s
+    present, burst = others + 1.0, floats(added.burst)
+    at_once = array_module(burst) is not np or bool(burst.any())
+    more = [case.burst(present, alone_s)] * at_once
+    found, *bursts = _cycle(case, others, here, *more)
+    step_s, first_s = found.step_s, found.own_s
     without = module.maximum(clients * here / present - 1.0, 0.0)  # a slot, of those with one
     # of a run's requests the first and the last find less of a queue
     waiting_s = without * found.seconds(case)
     waiting_s = waiting_s * (1.0 - burst * (_UNQUEUED + 0.5 * without) / (1.0 + without))
-    fewer_s, burst_s = case.burst_s(present, alone_s)
-    step_s = step_s - burst * (_UNSEEN * (step_s - found.none_s) + found.none_s - fewer_s)
-    first_s = found.own_s + burst * (burst_s - found.own_s)
+    for fewer_s, burst_s in bursts:
+        step_s = step_s - burst * (_UNSEEN * (step_s - found.none_s) + found.none_s - fewer_s)
+        first_s = first_s + burst * (burst_s - first_s)
     ttft_s = added.prefill * first_s + (1.0 - burst) * found.held_s + waiting_s
     ttft_s = ttft_s + added.waited_steps * step_s + added.first_token_s
     return _load(case, clients, ttft_s, step_s, waiting_s, found.load)
@@ -264,26 +276,32 @@ class _Case:
         )
 
     def queue(self, others: Array, rivals: Array, here: Array) -> _Queue:
-        """Prompts of `others`, each of which meets those of `rivals`; of all that send them so many
-        are there as is said by the share `here`.
+        """Prompts of `others`, each of which meets those of `rivals` [K, ...]; of all that send
+        them so many are there as is said by the share `here`.
         """
         module, admission = self.module(others), self.engine.admission
         least = module.maximum(self.size(others), 1.0)
 
         def met(wait: Array) -> tuple[_Queue, Array, Array, Array]:
             decoding = rivals * self.steps / (self.steps + least + wait * least)
-            for _ in range(_SETTLED):
-                size = self.size(decoding)
+
+            def settle(state: tuple[Array, ...]) -> tuple[Array, ...]:
+                size = self.size(state[0])
                 service = module.maximum(size, 1.0)
                 # those beyond what its steps can take wait throughout
                 beyond = module.maximum(rivals + 1.0 - (self.steps + service) / size, 0.0)
                 beyond = module.minimum(beyond, rivals)
                 queued = size * (beyond + wait * wait_left(beyond, wait))
-                lasts = service + queued
+                arrivals = rivals / (self.steps + service + queued)
+                return arrivals * self.steps, size, service, beyond, queued
+
+            _, size, service, beyond, queued = repeated(settle, (decoding,) * 5, _SETTLED)
+            lasts, held = service + queued, 0.0 * queued
+            if not admission.at_once:
+                nobody = (1.0 - here * self.steps / (self.steps + lasts)) ** (rivals / here)
                 arrivals = rivals / (self.steps + lasts)
-                decoding = arrivals * self.steps
-            nobody = (1.0 - here * self.steps / (self.steps + lasts)) ** (rivals / here)
-            held = (1.0 - nobody) * admission.wait(arrivals, self.new, decoding)
+                wait_steps = admission.wait(arrivals, self.new, arrivals * self.steps)
+                held = (1.0 - nobody) * wait_steps
             lasts = lasts + held
             arrivals = others / (self.steps + lasts)
             decoding = arrivals * self.steps
@@ -301,7 +319,7 @@ class _Case:
             spread = (SPREAD + 1.0 / here - 1.0) * self.steps / size
             return some * sources_wait(most / here, period / here, spread) - wait
 
-        return met(falling_root(over, 0.0 * others))[0]
+        return met(falling_root(over, 0.0 * rivals))[0]
 
     def room(self, decoding: Array) -> Array:
         """Tokens of a step's budget that are left for prompts."""
@@ -326,6 +344,24 @@ class _Case:
         keys, chunk_keys = (floats(one)[..., None] for one in (self.keys, self.chunk_keys))
         return self.engine.times.seconds(decoding, keys, chunks, chunk_keys)
 
+    def answered(self, *asked: _Asked) -> list[Any]:
+        """What each tells, by the seconds of all their steps."""
+        module = self.module(*(part for one in asked for part in one[:2]))
+        shape = np.broadcast_shapes(*(part.shape[:-1] for one in asked for part in one[:2]))
+        counts = [one.chunks.shape[-1] for one in asked]
+
+        def together(place: int) -> Array:
+            parts = zip((one[place] for one in asked), counts, strict=True)
+            return module.concatenate(
+                [module.broadcast_to(part, (*shape, count)) for part, count in parts], -1
+            )
+
+        found, at, told = self.many_s(together(0), together(1)), 0, []
+        for one, count in zip(asked, counts, strict=True):
+            told.append(one.told(found[..., at : at + count]))
+            at += count
+        return told
+
     def stacked(self, *some: Array) -> Array:
         """Arrays along a last axis of their own."""
         module = self.module(*some)
@@ -337,30 +373,35 @@ class _Case:
         """
         module = self.module(trials, share)
         share = module.clip(share, 0.0, 0.999)
-        chance = [(1.0 - share) ** trials]
+        odds, told = share / (1.0 - share), [(1.0 - share) ** trials]
         for count in range(1, _TERMS):
             left = module.maximum(trials - (count - 1), 0.0)
-            chance.append(chance[-1] * left / count * share / (1.0 - share))
+            told.append(told[-1] * left / count * odds)
+        chance, counts = module.stack(told, -1), np.arange(float(_TERMS))
         mean = trials * share
-        rest = module.maximum(1.0 - sum(chance), 1e-9)
-        told = sum(count * one for count, one in enumerate(chance))
-        beyond = module.maximum((mean - told) / rest, float(_TERMS))
-        numbers = [*(float(count) + 0.0 * mean for count in range(_TERMS)), beyond]
-        return module.stack([*chance, rest], -1), module.stack(numbers, -1)
+        rest = module.maximum(1.0 - chance.sum(-1), 1e-9)
+        beyond = module.maximum((mean - (chance * counts).sum(-1)) / rest, float(_TERMS))
+        numbers = [module.broadcast_to(counts, chance.shape), beyond[..., None]]
+        chances = module.concatenate([chance, rest[..., None]], -1)
+        return chances, module.concatenate(numbers, -1)
 
     def alone(self, decoding: Array) -> tuple[Array, Array]:
         """Full chunks of a prompt that nobody shares them with, and the tokens of its last one."""
-        size, room = self.size(decoding), self.room(decoding)
-        whole = self.module(size).floor(size)
+        room = self.room(decoding)
+        whole = self.module(room).floor(self.new / room)
         return whole, self.new - whole * room
 
-    def step_s(
+    def step(
         self, present: Array, taken: Array, counts: tuple[Array, Array], seen: _Queue
-    ) -> tuple[Array, Array]:
+    ) -> _Asked:
         """Mean seconds of a step with `present` sequences less `taken`, whose prompts come by
         `counts` (those that are computed do not decode); and of one without prompts.
         """
-        module, room = self.module(present), self.room(seen.decoding)
+        module, room, size = (
+            self.module(present),
+            self.room(seen.decoding),
+            self.size(seen.decoding),
+        )
         chance, count = counts
         mean = module.maximum((chance * count).sum(-1), 1e-9)
         chunks = module.minimum(count * self.new[..., None], room[..., None])
@@ -368,23 +409,24 @@ class _Case:
         whole, last = self.alone(seen.decoding)
         load = module.clip(seen.load, 1e-9, 1.0)
         busy = module.maximum(present - taken / module.maximum(load, taken / present), 1.0)
-        each_s = self.many_s(
-            module.concatenate(
-                [module.maximum(decoding, 1.0), self.stacked(present, busy, busy)], -1
-            ),
-            module.concatenate([chunks, self.stacked(0.0 * room, room, last)], -1),
-        )
-        none_s, full_s, last_s = (each_s[..., at] for at in (-3, -2, -1))
-        each_s = each_s[..., :-3]
-        left = module.maximum(seen.arrivals * self.new - (chance * chunks).sum(-1), 0.0) / room
-        short_s = (chance * each_s).sum(-1) + left * (full_s - none_s)
-        # the last chunk of a prompt is a step's own where no other follows
-        long_s = whole * (full_s - none_s) + (last > 0) * (last_s - none_s)
-        long_s = (1.0 - load) * long_s + load * self.size(seen.decoding) * (full_s - none_s)
-        long = self.size(seen.decoding) > 1.0
-        return module.where(long, none_s + seen.arrivals * long_s, short_s), none_s
 
-    def prompt_s(self, counts: tuple[Array, Array], own: _Queue) -> tuple[Array, Array]:
+        def told(each_s: Array) -> tuple[Array, Array]:
+            none_s, full_s, last_s = (each_s[..., at] for at in (-3, -2, -1))
+            each_s = each_s[..., :-3]
+            left = module.maximum(seen.arrivals * self.new - (chance * chunks).sum(-1), 0.0) / room
+            short_s = (chance * each_s).sum(-1) + left * (full_s - none_s)
+            # the last chunk of a prompt is a step's own where no other follows
+            long_s = whole * (full_s - none_s) + (last > 0) * (last_s - none_s)
+            long_s = (1.0 - load) * long_s + load * size * (full_s - none_s)
+            return module.where(size > 1.0, none_s + seen.arrivals * long_s, short_s), none_s
+
+        more = self.stacked(present, busy, busy)
+        return _Asked(
+            module.concatenate([module.maximum(decoding, 1.0), more], -1),
+            module.concatenate([chunks, self.stacked(0.0 * room, room, last)], -1), told,
+        )  # fmt: skip
+
+    def prompt_of(self, counts: tuple[Array, Array], own: _Queue) -> _Asked:
         """Seconds of the steps that compute a prompt behind others, more coming with it by
         `counts`; and of one without prompts.
         """
@@ -395,30 +437,28 @@ class _Case:
         whole = module.maximum(module.ceil((1.0 + count) * size) - 1.0, 0.0)  # full steps of all
         tokens = ((1.0 + count) * size - whole) * room[..., None]
         # of those that come together the n-th is done with the step of its last token
-        done = [module.ceil((at + 1.0) * size) - 1.0 for at in range(_TERMS)]
-        later = [sum(done[: at + 1]) / (at + 1.0) for at in range(_TERMS)]
+        numbers = np.arange(1.0, _TERMS + 1.0)
+        later = (module.ceil(numbers * size) - 1.0) @ (np.triu(np.ones((_TERMS, _TERMS))) / numbers)
         more = module.maximum((count[..., -1:] + 1.0) * size / 2.0 - 0.5, 0.0)
-        later = module.concatenate([*later, more], -1)
+        later = module.concatenate([later, more], -1)
         last = (1.0 + count - module.floor(whole / size)) / (1.0 + count) * (whole > 0)
         own_whole, own_last = self.alone(decoding)
-        wide = decoding[..., None]
-        some_s = self.many_s(
-            wide,
-            module.concatenate(
-                [module.maximum(tokens, 1.0), self.stacked(0.0 * room, room, own_last)], -1
-            ),
-        )
-        none_s, full_s, last_s = (some_s[..., at] for at in (-3, -2, -1))
-        some_s = some_s[..., :-3]
-        wide_s = full_s[..., None]
-        short_s = module.where(whole > 0, (1.0 + later - last) * wide_s + last * some_s, some_s)
-        last_s = last_s * (own_last > 0)
-        followed = 1.0 - module.exp(-own.arrivals * (own_whole + 0.5))  # by one that fills the last
-        alone_s = own_whole * full_s + last_s + followed * (full_s - last_s)
-        busy_s = (size[..., 0] + 0.5) * full_s  # begun and ended inside steps
-        long_s = alone_s + module.clip(load, 0.0, 1.0) * (busy_s - alone_s)
-        own_s = module.where(size[..., 0] > 1.0, long_s, (chance * short_s).sum(-1))
-        return own_s + own.queued * full_s, none_s
+
+        def told(some_s: Array) -> tuple[Array, Array]:
+            none_s, full_s, last_s = (some_s[..., at] for at in (-3, -2, -1))
+            some_s, wide_s = some_s[..., :-3], full_s[..., None]
+            short_s = module.where(whole > 0, (1.0 + later - last) * wide_s + last * some_s, some_s)
+            last_s = last_s * (own_last > 0)
+            # by one that fills the last
+            followed = 1.0 - module.exp(-own.arrivals * (own_whole + 0.5))
+            alone_s = own_whole * full_s + last_s + followed * (full_s - last_s)
+            busy_s = (size[..., 0] + 0.5) * full_s  # begun and ended inside steps
+            long_s = alone_s + module.clip(load, 0.0, 1.0) * (busy_s - alone_s)
+            own_s = module.where(size[..., 0] > 1.0, long_s, (chance * short_s).sum(-1))
+            return own_s + own.queued * full_s, none_s
+
+        chunks = [module.maximum(tokens, 1.0), self.stacked(0.0 * room, room, own_last)]
+        return _Asked(decoding[..., None], module.concatenate(chunks, -1), told)
 
     def shared_s(self) -> Array:
         """That a prompt adds among others on an engine of its own: its share of full chunks."""
@@ -427,7 +467,7 @@ class _Case:
         chunks = module.ceil(most / self.engine.budget)
         return chunks * self.seconds(0.0 * most, most / chunks) * self.new / most
 
-    def burst_s(self, present: Array, alone_s: Array) -> tuple[Array, Array]:
+    def burst(self, present: Array, alone_s: Array) -> _Asked:
         """Mean seconds of a step that the last of a run see, with fewer sequences; and to the first
         tokens of all that are sent at once, one after the other; `alone_s`: of one prompt.
         """
@@ -435,15 +475,18 @@ class _Case:
         fewer = module.maximum((1.0 - _FEWER) * present, 1.0)
         all_once = module.minimum(present * self.new, self.engine.budget)
         nodes = [at * present for at in (*_NODES, 0.5)]
-        fewer_s, all_s, *full_s, half_s = self.each_s(
-            (fewer, 0.0), (nobody, all_once), *((one, self.room(one)) for one in nodes)
-        )
-        total_s = 0.0
-        for at, weight, node, one_s in zip(_NODES, _WEIGHTS - 0.5, nodes, full_s, strict=False):
-            total_s = total_s + weight * (1.0 - at) * self.size(node) * one_s
-        size = self.size(present / 2.0)
-        # the end of a step is the end of all that end in it
-        ends = 0.5 * size + 0.5 * module.where(size > 1.0, 1.0 - 1.0 / present, 1.0 - size)
-        many_s = present * total_s + ends * half_s
-        found_s = module.where(present * self.new <= self.engine.budget, all_s, many_s)
-        return fewer_s, module.where(present <= 1.0, alone_s, found_s)
+
+        def told(each_s: Array) -> tuple[Array, Array]:
+            fewer_s, all_s, *full_s, half_s = (each_s[..., at] for at in range(each_s.shape[-1]))
+            total_s = 0.0
+            for at, weight, node, one_s in zip(_NODES, _WEIGHTS - 0.5, nodes, full_s, strict=False):
+                total_s = total_s + weight * (1.0 - at) * self.size(node) * one_s
+            size = self.size(present / 2.0)
+            # the end of a step is the end of all that end in it
+            ends = 0.5 * size + 0.5 * module.where(size > 1.0, 1.0 - 1.0 / present, 1.0 - size)
+            many_s = present * total_s + ends * half_s
+            found_s = module.where(present * self.new <= self.engine.budget, all_s, many_s)
+            return fewer_s, module.where(present <= 1.0, alone_s, found_s)
+
+        sequences, chunks = (fewer, nobody, *nodes), (0.0, all_once, *map(self.room, nodes))
+        return _Asked(self.stacked(*sequences), self.stacked(*chunks), told)
