@@ -15,6 +15,7 @@ from hybridperf.collectives.model import load_collectives
 from hybridperf.io import InputError, installed_hardware, read_json, settled, unknown
 from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted, adapt
+from hybridperf.learning.prior.form import ROW_ROOFLINE
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, is_installed, load_prior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE, from_document
@@ -102,26 +103,35 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
 
 def unmeasured_device(device: hardware.DeviceSpec) -> PerfModel:
     """A device that nobody measured: its datasheet, and the share of it that other GPUs of its
-    generation reach (`stages/borrowed.py`); of ops that none of these has, what all GPUs show of
-    the family; of a CPU, of which they tell nothing, the roofline.
+    generation reach (`stages/borrowed.py`); of ops that none of these has, and of attention of
+    whole sequences, whose cycles carry over, what all GPUs show of the family; of a CPU, of which
+    they tell nothing, the roofline.
     """
     families = _strangers_families(device)
-    return dataclasses.replace(
-        PerfModel.datasheet(device), references=shipped, families=families
-    )
+    return dataclasses.replace(PerfModel.datasheet(device), references=shipped, families=families)
 
 
 def _strangers_families(device: hardware.DeviceSpec) -> dict[str, Adapted]:
-    """The prior of each family of which no calibration of the device's generation has rows."""
+    """The priors of families that price a device, by the knobs of its relatives among them."""
     if gpu_of(device) is None or not is_installed(DEFAULT_PRIOR):
         return {}
     found = {}
     for family, known in load_prior(DEFAULT_PRIOR).families.items():
-        having = [
-            one.device.id for one in shipped() if family in one.families and one.families[family].rows
-        ]
-        if not known.population.law and family != GATHERED and not references_of(device, having):
-            found[family] = adapt(known.on(machine_of(device, family)))
+        law, having = (
+            known.population.law,
+            [
+                one.device.id
+                for one in shipped()
+                if family in one.families and one.families[family].rows
+            ],
+        )
+        if law is ROW_ROOFLINE or family == GATHERED:  # `stages/borrowed.py` has their own forms
+            continue
+        if law is None and references_of(device, having):
+            continue
+        references = references_of(device, known.population.devices)
+        known = known.with_references(references).on(machine_of(device, family))
+        found[family] = adapt(known)
     return found
 
 

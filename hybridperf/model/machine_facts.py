@@ -38,13 +38,19 @@ _SINGLE = frozenset({"matmul_fp32", "convolution"})
 _SINGLE_FLOPS_PER_J = 57e9
 # first year of a process, and how much more work a joule does than with 16 and 12 nm
 _BETTER_SINCE = ((2022, 3.4), (2020, 2.0))
-# 16 bits: what a watt of a card with GDDR memory holds, those cards, and the share of their peak that
-# products of one without such a limit reach
+# 16 bits: what a watt of a card with GDDR memory holds, those cards, and the share of their peak
+# that products of one without such a limit reach
 _HELD_FLOPS_PER_J, _REACHED_SHARE = 0.59e12, 0.83
-_GDDR = ("sm_75", "sm_86", "sm_89", "sm_120")
+_GDDR = ("sm_52", "sm_61", "sm_75", "sm_86", "sm_89", "sm_120")
 _ON_MATRIX_UNITS = frozenset({"matmul", "prefill_attention"})
 _NARROW = ("fp16", "bf16", "fp8", "int8", "fp4")
 _OF_NVIDIAS_SHARE = 0.69  # AMD's
+# of products on MI100, MI210, MI300X by NVIDIA's constants; of L40S, T4 by those of cards with HBM
+_VENDOR_SD, _MEMORY_KIND_SD = 0.25, 0.2
+_OF_SERVERS = frozenset({
+    "matmul", "prefill_attention", "decode_attention", "encoder_attention", "moe", "quantise",
+})  # fmt: skip
+_OF_NVIDIA = frozenset({"matmul_fp32", "convolution"})
 _TAKES_KERNELS = ("sm_90", "sm_100", "sm_103")  # for which TensorRT-LLM's are made
 # bytes of bandwidth per multiprocessor and cycle of H100 and A100, and the most that cards with a
 # narrow memory gain: from the 0.45 of it that both use to 0.9
@@ -59,6 +65,7 @@ def machine_of(device: DeviceSpec, family: str) -> Machine:
         device.clock_hz if family in _BY_CLOCK else None,
         {dtype: share for dtype, share in _sustained(device, family).items() if share < 1},
         _memory_share(device) if family == _PROMPTS else 1.0,
+        _class_sd(device, family),
         any(one in device.arch for one in _TAKES_KERNELS),
     )
 
@@ -74,6 +81,11 @@ def machines_of(names: Iterable[str], family: str) -> dict[str, Machine]:
     return out
 
 
+def has_gddr(device: DeviceSpec) -> bool:
+    """Whether a GPU is of an architecture that is sold with GDDR memory; others have HBM."""
+    return device.arch.endswith(_GDDR)
+
+
 def _sustained(device: DeviceSpec, family: str) -> dict[str, float]:
     """Share of each peak that a device holds, against a usual one."""
     held = {"fp32": _single(device)} if family in _SINGLE else {}
@@ -84,10 +96,19 @@ def _sustained(device: DeviceSpec, family: str) -> dict[str, float]:
     return held
 
 
+def _class_sd(device: DeviceSpec, family: str) -> float:
+    """Deviation of the log of seconds by a class of devices of which a family has no rows: its
+    tables of servers' kernels are of NVIDIA's GPUs with HBM, those of single precision of NVIDIA's.
+    """
+    if device.vendor != "NVIDIA" and family in _OF_NVIDIA | _OF_SERVERS:
+        return _VENDOR_SD
+    return _MEMORY_KIND_SD if has_gddr(device) and family in _OF_SERVERS else 0.0
+
+
 def _narrow(device: DeviceSpec) -> float:
     """Share of the 16-bit peak, and of narrower ones, that the power limit lets products hold."""
     peak = device.peak_flops_per_s.get("fp16")
-    if device.tdp_w is None or peak is None or not device.arch.endswith(_GDDR):
+    if device.tdp_w is None or peak is None or not has_gddr(device):
         return 1.0
     return min(1.0, _HELD_FLOPS_PER_J * device.tdp_w / (_REACHED_SHARE * peak))
 

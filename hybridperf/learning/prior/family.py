@@ -77,7 +77,8 @@ class FamilyPrior:
         by_word = self.log_widths
         if self.population.references and self.reference_log_width is not None:
             by_word = {}  # references tell of all alike
-        return np.array([by_word.get(str(name), self.log_width) for name in implementation])
+        widths = np.array([by_word.get(str(name), self.log_width) for name in implementation])
+        return np.hypot(widths, process.NINE_OF_TEN * self.population.machine.class_sd)
 
     def on(self, machine: Machine) -> FamilyPrior:
         """For a device of whose datasheet this is known."""
