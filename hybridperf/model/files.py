@@ -20,7 +20,7 @@ from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, is_installed, load_
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE, from_document
 from hybridperf.model.families import GATHERED, gpu_of, references_of
-from hybridperf.model.machine_facts import machine_of
+from hybridperf.model.machine_facts import has_gddr, machine_of
 from hybridperf.model.perf_model import PerfModel
 
 
@@ -127,7 +127,8 @@ def _strangers_families(device: hardware.DeviceSpec) -> dict[str, Adapted]:
         )
         if law is ROW_ROOFLINE or family == GATHERED:  # `stages/borrowed.py` has their own forms
             continue
-        if law is None and references_of(device, having):
+        # cards with GDDR differ too much in what power they have for a share of the peak
+        if law is None and references_of(device, having) and not has_gddr(device):
             continue
         references = references_of(device, known.population.devices)
         known = known.with_references(references).on(machine_of(device, family))

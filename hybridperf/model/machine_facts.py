@@ -47,10 +47,9 @@ _NARROW = ("fp16", "bf16", "fp8", "int8", "fp4")
 _OF_NVIDIAS_SHARE = 0.69  # AMD's
 # of products on MI100, MI210, MI300X by NVIDIA's constants; of L40S, T4 by those of cards with HBM
 _VENDOR_SD, _MEMORY_KIND_SD = 0.25, 0.2
-_OF_SERVERS = frozenset({
-    "matmul", "prefill_attention", "decode_attention", "encoder_attention", "moe", "quantise",
-})  # fmt: skip
-_OF_NVIDIA = frozenset({"matmul_fp32", "convolution"})
+# what another laboratory adds to a device left out: what is timed, not silicon
+_LABORATORY_SD, _LOOPS_LABORATORY_SD = 0.2, 0.06
+_LOOPS = frozenset({"elementwise", "softmax", "norm", "quantise", "gather"})
 _TAKES_KERNELS = ("sm_90", "sm_100", "sm_103")  # for which TensorRT-LLM's are made
 # bytes of bandwidth per multiprocessor and cycle of H100 and A100, and the most that cards with a
 # narrow memory gain: from the 0.45 of it that both use to 0.9
@@ -61,13 +60,14 @@ def machine_of(device: DeviceSpec, family: str) -> Machine:
     """The facts of a device that move a family's knobs."""
     if device.kind != "gpu":
         return NO_FACTS
+    kind, kind_sd = _kind(device)
     return Machine(
         device.clock_hz if family in _BY_CLOCK else None,
         {dtype: share for dtype, share in _sustained(device, family).items() if share < 1},
         _memory_share(device) if family == _PROMPTS else 1.0,
-        _class_sd(device, family),
         any(one in device.arch for one in _TAKES_KERNELS),
-    )
+        kind, _LOOPS_LABORATORY_SD if family in _LOOPS else _LABORATORY_SD, kind_sd,
+    )  # fmt: skip
 
 
 def machines_of(names: Iterable[str], family: str) -> dict[str, Machine]:
@@ -96,13 +96,11 @@ def _sustained(device: DeviceSpec, family: str) -> dict[str, float]:
     return held
 
 
-def _class_sd(device: DeviceSpec, family: str) -> float:
-    """Deviation of the log of seconds by a class of devices of which a family has no rows: its
-    tables of servers' kernels are of NVIDIA's GPUs with HBM, those of single precision of NVIDIA's.
-    """
-    if device.vendor != "NVIDIA" and family in _OF_NVIDIA | _OF_SERVERS:
-        return _VENDOR_SD
-    return _MEMORY_KIND_SD if has_gddr(device) and family in _OF_SERVERS else 0.0
+def _kind(device: DeviceSpec) -> tuple[str, float]:
+    """(class of devices, deviation of the log of seconds by the constants of NVIDIA's with HBM)."""
+    if device.vendor != "NVIDIA":
+        return device.vendor, _VENDOR_SD
+    return ("GDDR", _MEMORY_KIND_SD) if has_gddr(device) else ("", 0.0)
 
 
 def _narrow(device: DeviceSpec) -> float:

@@ -199,9 +199,12 @@ class Machine:
     # share of its datasheet peak that its power limit lets it hold, by number format; 1 elsewhere
     sustained: Mapping[str, float] = dataclasses.field(default_factory=dict)
     memory_share: float = 1.0  # of the memory's bandwidth, against a usual machine's
-    # deviation of the log of seconds that devices of a class share of which a family has no rows
-    class_sd: float = 0.0
     takes_kernels: bool = False  # libraries take others' on it (`implementation.taken_from`)
+    # class of devices that err alike; "" of the usual one
+    kind: str = ""
+    # deviations of the log of seconds: of one laboratory from others, of a class from usual devices
+    laboratory_sd: float = 0.0
+    kind_sd: float = 0.0
 
     def moves(self, implementations: Sequence[str], knobs: int) -> np.ndarray:
         """[len(implementations), knobs] how far logs of knobs lie from those of a usual machine."""
