@@ -77,17 +77,20 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
 def _bounds(
     batch: Batch, adapted: Adapted, log_s: Array, least: Array, outside: Array, xp: Any
 ) -> Sequence[Step]:
-    """No less than the datasheet's seconds and no more than kernels of a family take, of ops that
-    lie outside what was measured.
+    """Outside what was measured no less than the datasheet's seconds and no more than kernels of a
+    family take; without rows never less.
     """
     quantised = bool(getattr(batch.op, "quant", ""))
     most = _MOST.get(batch.family, {}).get(quantised)
     if most is None:
         return []
     start = np.log(_STARTS) + float(adapted.knobs.theta[:, 0].max())
-    bound = xp.clip(log_s, least, xp.logaddexp(least + np.log(most), start))
-    source = Source(Code.DATASHEET, batch.group)
-    return [Step("bound", xp.where(outside > 0, bound - log_s, 0.0), source)]
+    bound = xp.minimum(log_s, xp.logaddexp(least + np.log(most), start))
+    beyond = outside > 0
+    bound = xp.where(beyond, bound, log_s)
+    if adapted.rows:  # what was measured may come from a cache
+        least = xp.where(beyond, least, -np.inf)
+    return [Step("bound", xp.maximum(bound, least) - log_s, Source(Code.DATASHEET, batch.group))]
 
 
 def told_of(
