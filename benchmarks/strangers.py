@@ -3,8 +3,9 @@
     python benchmarks/strangers.py [--data DIR] [--way name|prior] [--rows 150] [--out FILE] [WORDS]
 
 A group is what one laboratory measured of an op in one number format by one library on one device:
-up to so many rows of the second delivery (DIR/added), of devices without a shipped calibration, or
-of laboratories that none of ours is fitted to. WORDS keep groups whose name has one of them.
+up to so many rows of the second delivery (DIR/added), of devices that neither a shipped calibration
+nor the shipped prior is of, or of laboratories that none of ours is fitted to. WORDS keep groups
+whose name has one of them.
 
     way name    by the device's name, as `hybridperf ops --model NAME`
         prior   by the shipped prior without rows, as `hybridperf fit --device NAME`
@@ -26,6 +27,7 @@ import pandas as pd
 
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_table
+from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, load_prior
 from hybridperf.model import PerfModel
 from hybridperf.model.files import is_shipped, model_or_datasheet
 from hybridperf.model.fit.device import fit
@@ -132,7 +134,10 @@ def main() -> None:
     data = Path(asked.data)
     first, second = (read_groups(folder, asked.rows) for folder in (data, data / "added"))
     known = {table.source for table in FILES.values()}
-    stranger = ~second["laboratory"].isin(known) | ~second["device"].map(is_shipped)
+    families = load_prior(DEFAULT_PRIOR).families.values()
+    seen = {device for one in families for device in one.population.devices}
+    new = ~second["device"].map(lambda name: name in seen or is_shipped(name))
+    stranger = ~second["laboratory"].isin(known) | new
     judged = second[stranger]
     names = judged[_KEYS].agg(" ".join, axis=1)
     if asked.words:
