@@ -65,6 +65,7 @@ class Table(NamedTuple):
 CALIBRATED: tuple[str, ...] = tuple(_SHIPPED["calibrated"])  # devices of which enough is measured
 FILES = {name: Table(**one) for name, one in _SHIPPED["tables"].items()}
 MODEL_OPS = "neusight_model_ops"
+ADDED = "added"  # folder of the data's second delivery
 # whose kernels ran, of ops that libraries run by different plans (`ops/rows.toml`), where a table
 # does not say
 _LIBRARIES = {"ln": "pytorch", "softmax": "pytorch", "rmsnorm": "vllm_2023"}
@@ -125,7 +126,7 @@ def table_path(data: Path, name: str) -> Path:
 def read_rows(data: Path, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
     """(usable rows of one table as `ops` reads them, rows left out by reason)."""
     source, _, drifts = FILES[name]
-    frame = read_table(table_path(data, name))
+    frame = _whole_table(data, name)
     frame = sparse.spmm_rows(frame) if source == sparse.SOURCE else frame
     require_columns(frame, ["device", "op", "dtype", "time_s"], f"{name} of {source}")
     frame = frame.rename(columns={"neusight_split": "split"})
@@ -149,6 +150,17 @@ def read_rows(data: Path, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
         if why := _no_gpu(str(device)):
             frame = _keep(frame, frame["device"] != device, why, left_out)
     return frame.reset_index(drop=True), dict(left_out)
+
+
+def _whole_table(data: Path, name: str) -> pd.DataFrame:
+    """A table, and of its second delivery the devices that the first one lacks."""
+    frame = read_table(table_path(data, name))
+    path = table_path(data / ADDED, name)
+    if "device" not in frame or not path.is_file():
+        return frame
+    added = read_table(path)
+    new = ~added["device"].isin(frame["device"].unique())
+    return pd.concat([frame, added[new]], ignore_index=True) if new.any() else frame
 
 
 def _drift_s(time_s: pd.Series) -> np.ndarray:

@@ -44,7 +44,7 @@ MEMORY = LEVELS.index("memory")
 Unit = Literal["matrix", "vector"]  # which part of a processor an op keeps busy
 # whose peak a matrix unit works at, the first that is known; others: their own, else vector units'
 _MATRIX_PEAKS: dict[str, tuple[str, ...]] = {
-    "fp32": ("fp32",),
+    "fp32": ("fp32_matrix", "fp32"),  # AMD's matrix units take single precision as it is
     "tf32": ("tf32", "fp32"),  # units without it work in fp32, as libraries do there
     # half storage, single arithmetic: matrix units take it, plain cores run at fp32
     "fp16in_fp32math": ("fp16", "fp32"),

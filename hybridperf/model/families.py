@@ -24,7 +24,13 @@ from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module, floats, put
 from hybridperf.learning.inputs import Inputs
 from hybridperf.learning.prior import FamilyRows
-from hybridperf.learning.prior.form import ROW_ROOFLINE, STEP_S, WAVE_ROOFLINE, ClosedForm
+from hybridperf.learning.prior.form import (
+    ROW_ROOFLINE,
+    SCORE_ROOFLINE,
+    STEP_S,
+    WAVE_ROOFLINE,
+    ClosedForm,
+)
 from hybridperf.learning.prior.gather_form import GATHER_ROOFLINE
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.learning.prior.rows import NOTHING
@@ -35,6 +41,7 @@ from hybridperf.ops.gemm import Product
 from hybridperf.ops.inputs import gpu_inputs
 from hybridperf.ops.quantise import SCHEMES, scheme_dtype
 from hybridperf.ops.rows import RowMachine, goes_by_rows, is_dated, row_work
+from hybridperf.ops.scores import MOST, goes_by_scores, score_amounts
 from hybridperf.ops.table import OpRows
 from hybridperf.ops.tiles import STEP_FLOPS, blocks, serial_steps
 
@@ -93,7 +100,8 @@ def references_of(device: DeviceSpec, names: Iterable[str]) -> list[str]:
     """Those of some known devices whose efficiencies stand in for a device, itself included.
 
     They have its architecture, or where none has, its generation: an architecture's first word and
-    the first part of its number, so Blackwell sm_103 refers to sm_100 and not to sm_120.
+    the first part of its number, so Blackwell sm_103 refers to sm_100 and not to sm_120, and CDNA2
+    gfx90a to CDNA gfx908.
     """
     arches = architectures_of(names)
     same = [name for name, arch in arches.items() if arch == device.arch]
@@ -113,7 +121,7 @@ def architectures_of(names: Iterable[str]) -> dict[str, str]:
 
 def _generation(arch: str) -> tuple[str, str]:
     words = arch.split()
-    return words[0], words[-1][:-1]
+    return words[0].rstrip("0123456789"), words[-1][:-1]
 
 
 def family_rows(
@@ -150,6 +158,12 @@ def family_rows(
     elif goes_by_rows(part.op) and machine is not None:
         passes = _passes(part, machine, whole)
         form, (own_work, most, library_sd) = ROW_ROOFLINE, (one[keep] for one in passes)
+    elif goes_by_scores(part.op) and device.clock_hz is not None:
+        scale = 1.0 if rates is None else rates.peak_flops_scale
+        each = [whole(one) for one in score_amounts(part.op, device, peak, scale, bandwidth)]
+        module = array_module(*each)
+        logs = [module.log(module.maximum(one, NOTHING)) for one in each]
+        form, own_work, most = SCORE_ROOFLINE, module.stack(logs, 1)[keep], MOST
     return FamilyRows(
         flops=whole(work.flops)[keep], bytes=whole(work.bytes)[keep],
         blocks=whole(0.0 if run.group in _WITHOUT_WAVES else blocks(run))[keep],

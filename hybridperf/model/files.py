@@ -14,8 +14,13 @@ from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import load_collectives
 from hybridperf.io import InputError, installed_hardware, read_json, settled, unknown
 from hybridperf.io.process import check_not_forked
+from hybridperf.learning.prior import Adapted, adapt
+from hybridperf.learning.prior.form import ROW_ROOFLINE
+from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, is_installed, load_prior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE, from_document
+from hybridperf.model.families import GATHERED, gpu_of, references_of
+from hybridperf.model.machine_facts import has_gddr, machine_of
 from hybridperf.model.perf_model import PerfModel
 
 
@@ -97,10 +102,38 @@ def model_or_datasheet(name: str | Path) -> PerfModel:
 
 
 def unmeasured_device(device: hardware.DeviceSpec) -> PerfModel:
-    """A device that nobody measured: its datasheet, and the share of it that other GPUs reach
-    (`stages/borrowed.py`); of a CPU, of which they tell nothing, the roofline.
+    """A device that nobody measured: its datasheet, and the share of it that other GPUs of its
+    generation reach (`stages/borrowed.py`); of ops that none of these has, and of attention of
+    whole sequences, whose cycles carry over, what all GPUs show of the family; of a CPU, of which
+    they tell nothing, the roofline.
     """
-    return dataclasses.replace(PerfModel.datasheet(device), references=shipped)
+    families = _strangers_families(device)
+    return dataclasses.replace(PerfModel.datasheet(device), references=shipped, families=families)
+
+
+def _strangers_families(device: hardware.DeviceSpec) -> dict[str, Adapted]:
+    """The priors of families that price a device, by the knobs of its relatives among them."""
+    if gpu_of(device) is None or not is_installed(DEFAULT_PRIOR):
+        return {}
+    found = {}
+    for family, known in load_prior(DEFAULT_PRIOR).families.items():
+        law, having = (
+            known.population.law,
+            [
+                one.device.id
+                for one in shipped()
+                if family in one.families and one.families[family].rows
+            ],
+        )
+        if law is ROW_ROOFLINE or family == GATHERED:  # `stages/borrowed.py` has their own forms
+            continue
+        # cards with GDDR differ too much in what power they have for a share of the peak
+        if law is None and references_of(device, having) and not has_gddr(device):
+            continue
+        references = references_of(device, known.population.devices)
+        known = known.with_references(references).on(machine_of(device, family))
+        found[family] = adapt(known)
+    return found
 
 
 def check_folder(name: str | Path) -> None:

@@ -12,6 +12,11 @@ Later years: by what a watt gives on large boards that hold their clock; GTX 108
 0.045 to 0.059, A40 0.125, RTX 4090 and 5090 0.18 TFLOP/s.
 
 In 16 bits a law of clock and power (cube root) brought nothing on A100, H100 and B200 left out.
+Cards with GDDR memory hold 0.56 (T4) and 0.59 TFLOP/s (L40S) a watt in long products, whatever the
+process; L20 and RTX 4090 need no more. Of what 8 bits multiply they hold the same share.
+
+AMD: long products of MI100, MI210 and MI300X reach 0.69 of the share of the matrix peak that
+NVIDIA's reach, in any format.
 
 Memory, attention of prompts: an H200 moves no more bytes than an H100, and an A100 as many a cycle
 and multiprocessor: their share of the bandwidth falls as it grows against the chip. By half, in
@@ -26,12 +31,25 @@ from hybridperf.hardware import DeviceSpec, load_device
 from hybridperf.io import InputError
 from hybridperf.learning.prior.form import NO_FACTS, Machine
 
+_PRODUCTS = frozenset({"matmul", "matmul_fp32"})
 _PROMPTS = "prefill_attention"
 _BY_CLOCK = frozenset({"matmul", "decode_attention", "moe"})
 _SINGLE = frozenset({"matmul_fp32", "convolution"})
 _SINGLE_FLOPS_PER_J = 57e9
 # first year of a process, and how much more work a joule does than with 16 and 12 nm
 _BETTER_SINCE = ((2022, 3.4), (2020, 2.0))
+# 16 bits: what a watt of a card with GDDR memory holds, those cards, and the share of their peak
+# that products of one without such a limit reach
+_HELD_FLOPS_PER_J, _REACHED_SHARE = 0.59e12, 0.83
+_GDDR = ("sm_52", "sm_61", "sm_75", "sm_86", "sm_89", "sm_120")
+_ON_MATRIX_UNITS = frozenset({"matmul", "prefill_attention"})
+_NARROW = ("fp16", "bf16", "fp8", "int8", "fp4")
+_OF_NVIDIAS_SHARE = 0.69  # AMD's
+# of products on MI100, MI210, MI300X by NVIDIA's constants; of L40S, T4 by those of cards with HBM
+_VENDOR_SD, _MEMORY_KIND_SD = 0.25, 0.2
+# what another laboratory adds to a device left out: what is timed, not silicon
+_LABORATORY_SD, _LOOPS_LABORATORY_SD = 0.2, 0.06
+_LOOPS = frozenset({"elementwise", "softmax", "norm", "quantise", "gather"})
 _TAKES_KERNELS = ("sm_90", "sm_100", "sm_103")  # for which TensorRT-LLM's are made
 # bytes of bandwidth per multiprocessor and cycle of H100 and A100, and the most that cards with a
 # narrow memory gain: from the 0.45 of it that both use to 0.9
@@ -42,13 +60,14 @@ def machine_of(device: DeviceSpec, family: str) -> Machine:
     """The facts of a device that move a family's knobs."""
     if device.kind != "gpu":
         return NO_FACTS
-    share = _single(device) if family in _SINGLE else 1.0
+    kind, kind_sd = _kind(device)
     return Machine(
         device.clock_hz if family in _BY_CLOCK else None,
-        {"fp32": share} if share < 1 else {},
+        {dtype: share for dtype, share in _sustained(device, family).items() if share < 1},
         _memory_share(device) if family == _PROMPTS else 1.0,
         any(one in device.arch for one in _TAKES_KERNELS),
-    )
+        kind, _LOOPS_LABORATORY_SD if family in _LOOPS else _LABORATORY_SD, kind_sd,
+    )  # fmt: skip
 
 
 def machines_of(names: Iterable[str], family: str) -> dict[str, Machine]:
@@ -60,6 +79,36 @@ def machines_of(names: Iterable[str], family: str) -> dict[str, Machine]:
         except InputError:
             out[name] = NO_FACTS
     return out
+
+
+def has_gddr(device: DeviceSpec) -> bool:
+    """Whether a GPU is of an architecture that is sold with GDDR memory; others have HBM."""
+    return device.arch.endswith(_GDDR)
+
+
+def _sustained(device: DeviceSpec, family: str) -> dict[str, float]:
+    """Share of each peak that a device holds, against a usual one."""
+    held = {"fp32": _single(device)} if family in _SINGLE else {}
+    if family in _ON_MATRIX_UNITS:
+        held |= dict.fromkeys(_NARROW, _narrow(device))
+    if device.vendor == "AMD" and family in _PRODUCTS:
+        held = {dtype: _OF_NVIDIAS_SHARE for dtype in ("fp32", "tf32", *_NARROW)}
+    return held
+
+
+def _kind(device: DeviceSpec) -> tuple[str, float]:
+    """(class of devices, deviation of the log of seconds by the constants of NVIDIA's with HBM)."""
+    if device.vendor != "NVIDIA":
+        return device.vendor, _VENDOR_SD
+    return ("GDDR", _MEMORY_KIND_SD) if has_gddr(device) else ("", 0.0)
+
+
+def _narrow(device: DeviceSpec) -> float:
+    """Share of the 16-bit peak, and of narrower ones, that the power limit lets products hold."""
+    peak = device.peak_flops_per_s.get("fp16")
+    if device.tdp_w is None or peak is None or not has_gddr(device):
+        return 1.0
+    return min(1.0, _HELD_FLOPS_PER_J * device.tdp_w / (_REACHED_SHARE * peak))
 
 
 def _single(device: DeviceSpec) -> float:

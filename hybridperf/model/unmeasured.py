@@ -13,6 +13,7 @@ from hybridperf.collectives.price import price
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.sources import Code
+from hybridperf.model.stages.borrowed import ATTENTION_WIDTH, PRODUCTS_WIDTH
 from hybridperf.model.step_effects import NAMES
 from hybridperf.model.step_table import collective_frame
 from hybridperf.ops import OpCall
@@ -52,14 +53,17 @@ def _of_op(model: PerfModel, call: OpCall) -> tuple[float, str]:
     """(width in logs, sentence) of an op; nothing of a measured one."""
     ((_, priced),) = model.priced([call])[1].batches
     source = priced.owner.sources()[0]
-    if source.code not in (Code.BORROWED, Code.BELIEF):
+    if source.code not in (Code.BORROWED, Code.BELIEF, Code.PRIOR):
         return 0.0, ""
-    what = "attention" if source.what.endswith("attention") else "products"
+    attention = source.what.endswith("attention")
+    width = float(np.sqrt(np.ravel(priced.shared_log_variance)[0]))
     whose = f"that {source.device} reaches" if source.device else "that devices usually reach"
-    return float(np.sqrt(np.ravel(priced.shared_log_variance)[0])), (
-        f"no {what} in {call.op.peak_dtype} of {model.device.id} were measured: the share of the"
-        f" peak {whose} is believed"
-    )
+    believed = f"the share of the peak {whose} is believed"
+    if source.code is Code.PRIOR:  # single ops are less sure than the large ones of a step
+        width = min(width, ATTENTION_WIDTH if attention else PRODUCTS_WIDTH)
+        believed = "what other devices show of them is believed"
+    what = f"{'attention' if attention else 'products'} in {call.op.peak_dtype}"
+    return width, f"no {what} of {model.device.id} were measured: {believed}"
 
 
 def _of_collective(model: PerfModel, call: CollectiveCall) -> tuple[float, str]:

@@ -88,7 +88,7 @@ def test_devices_and_systems_are_counted_once(run):
         known = json.loads(run(what, "--json")[1])[what]
         said[what] = sum(one["calibrated"] is not None for one in known)
         assert count.startswith(f"{len(known)} {what}: {said[what]} calibrated")
-    words = {11: "eleven", 12: "twelve", 13: "thirteen", 14: "fourteen"}
+    words = {11: "eleven", 12: "twelve", 13: "thirteen", 14: "fourteen", 16: "sixteen"}
     gpus, systems = words[said["devices"]], words[said["systems"]]
     root = Path(__file__).parent.parent.parent
     tutorial = (root / "docs" / "tutorials" / "new_machine.md").read_text().lower()

@@ -6,13 +6,14 @@ import pytest
 
 from hybridperf.hardware import load_device
 from hybridperf.learning.prior.form import NO_FACTS, Machine
+from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, load_prior
 from hybridperf.model.machine_facts import machine_of, machines_of
 
 
 @pytest.mark.parametrize("device", ["v100_pcie_32g", "p100_pcie_16g", "h100_sxm", "a100_pcie_40g"])
 def test_large_boards_hold_their_peak(device: str) -> None:
     found = machine_of(load_device(device), "matmul_fp32")
-    assert dataclasses.replace(found, takes_kernels=False) == NO_FACTS
+    assert dataclasses.replace(found, takes_kernels=False, laboratory_sd=0.0) == NO_FACTS
 
 
 @pytest.mark.parametrize(
@@ -33,11 +34,38 @@ def test_small_cards_do_not_and_more_power_is_never_less() -> None:
     ]
     assert held == sorted(held)
     assert 0 < held[0] < held[1] < 1 == held[-1]
-    assert machine_of(card.model_copy(update={"tdp_w": None}), "matmul_fp32") == NO_FACTS
+    assert not machine_of(card.model_copy(update={"tdp_w": None}), "matmul_fp32").sustained
+
+
+@pytest.mark.parametrize(
+    ("device", "least", "most"),
+    [("l40s", 0.65, 0.75), ("t4", 0.7, 0.9), ("l20", 1, 1), ("rtx_4090", 1, 1), ("h100_sxm", 1, 1)],
+)
+def test_cards_with_gddr_hold_what_their_watts_feed(device: str, least: float, most: float) -> None:
+    """T4 and L40S hold 0.56 and 0.59 TFLOP/s a watt in 16 bits; L20 and RTX 4090 need no more."""
+    held = machine_of(load_device(device), "matmul").sustained.get("fp16", 1.0)
+    assert least <= held <= most
+
+
+def test_amds_products_reach_a_smaller_share_of_the_matrix_peak() -> None:
+    card = load_device("mi210")
+    assert (card.peak("fp32", "matrix"), card.peak("fp32", "vector")) == (45.3e12, 22.6e12)
+    for family, dtype in (("matmul", "bf16"), ("matmul_fp32", "fp32")):
+        assert machine_of(card, family).sustained[dtype] == 0.69
+        assert machine_of(card, family).kind == "AMD"
+
+
+def test_a_class_without_rows_is_less_sure_and_every_other_laboratory() -> None:
+    population = load_prior(DEFAULT_PRIOR).families["matmul"].population
+    usual, other = (
+        population.on(machine_of(load_device(one), "matmul")).stranger_sd
+        for one in ("h100_sxm", "mi300x")
+    )
+    assert 0 < usual < other < 0.4
 
 
 def test_the_clock_counts_where_no_host_launches() -> None:
     device = load_device("a100_sxm4_80g")
-    assert machine_of(device, "moe") == Machine(device.clock_hz)
-    assert machine_of(device, "elementwise") == NO_FACTS
+    assert machine_of(device, "moe") == Machine(device.clock_hz, laboratory_sd=0.2)
+    assert machine_of(device, "elementwise") == Machine(laboratory_sd=0.06)
     assert machines_of(["nobody"], "moe") == {"nobody": NO_FACTS}

@@ -313,11 +313,18 @@ def test_a_v100_of_32_gb_has_them() -> None:
     assert large.model == small.model == "v100_sxm2"
 
 
-@pytest.mark.parametrize("gpu", ["H100_80GB_PCIe", "NVIDIA H100 PCIe", "H100 NVL", "h100_pcie"])
+@pytest.mark.parametrize("gpu", ["H100_80GB_PCIe", "NVIDIA H100 PCIe", "h100_pcie"])
 def test_an_h100_on_pcie_is_no_sxm_one(gpu) -> None:
     found = names.machine(gpu, "")
     assert found.system.id == "vidur_h100_pairwise_nvlink"
-    assert "an H100 PCIe is priced as the SXM one, which is faster" in found.notes
+    assert found.spec == load_device("h100_pcie")
+    assert any("priced by the calibration of an H100 SXM, slower" in note for note in found.notes)
+
+
+def test_an_h100_nvl_is_the_sxm_one_and_says_so() -> None:
+    found = names.machine("H100 NVL", "")
+    assert found.system.id == "vidur_h100_pairwise_nvlink"
+    assert "an H100 NVL is priced as the SXM one, which is faster" in found.notes
 
 
 @pytest.mark.parametrize("gpu", ["H100-SXM-80GB on PCIe 5 hosts", "H100 SXM NVLink", "h100_nvlink"])

@@ -13,8 +13,8 @@ time, at the share that rows left out ask for.
 
 Outside the sizes of its rows p fades, and the trunk speaks; outside the prior's sizes the trunk
 fades, sooner where there are no rows, and the closed form is left. Intervals are the process'
-standard deviation times the quantile of what rows left out needed; without rows, as wide for all
-ops as the prior device that was worst off needed.
+standard deviation times the quantile of what rows left out needed; without rows, as wide as
+prior devices left out needed, and as another laboratory and a class without rows add.
 """
 
 from __future__ import annotations

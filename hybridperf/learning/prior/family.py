@@ -19,6 +19,7 @@ import numpy as np
 
 from hybridperf.io.arrays import flat, nested
 from hybridperf.io.namespace import array_module, put
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.learning import gaussian_process as process
 from hybridperf.learning.ensemble import BOUND, evaluate
 from hybridperf.learning.gaussian_process import Examples, GaussianProcess, HyperParameters
@@ -55,8 +56,7 @@ class FamilyPrior:
     # deviations that hold 90 % of a new device's measurements, for the prior device where that took
     # most
     quantile: float
-    # half-width of the 90 % interval of a device without rows: what the prior device that was worst
-    # off needed
+    # half-width of the 90 % interval of a device without rows, as devices left out needed
     log_width: float
     # both of devices that had reference devices among the others; None: no device had
     reference_quantile: float | None = None
@@ -77,7 +77,8 @@ class FamilyPrior:
         by_word = self.log_widths
         if self.population.references and self.reference_log_width is not None:
             by_word = {}  # references tell of all alike
-        return np.array([by_word.get(str(name), self.log_width) for name in implementation])
+        widths = np.array([by_word.get(str(name), self.log_width) for name in implementation])
+        return np.hypot(widths, NINE_OF_TEN * self.population.stranger_sd)
 
     def on(self, machine: Machine) -> FamilyPrior:
         """For a device of whose datasheet this is known."""
@@ -216,7 +217,8 @@ def train_family(
     `architectures`: of each device, by which devices are references. A device of fewer than
     `least_rows` has a say on the knobs only. `machines`: what datasheets say of each device, of
     which knobs are then fitted together; none: each by itself.
-    `width_by_implementation`: how wrong a prediction without rows may be is told of each.
+    `width_by_implementation`: how wrong a prediction without rows may be is told of each, by what
+    devices left out needed in the mean; else as wide as the worst needed.
     """
     if not devices or any(len(rows) == 0 for rows, _ in devices.values()):
         raise ValueError("a prior needs at least one device, and rows of each")
@@ -258,18 +260,26 @@ def train_family(
     believing = dataclasses.replace(hyper, belief=np.array(1.0))
     cold = [_needed(hyper, rows) for rows in colds]
     known = [_needed(believing, rows) for rows in knowing if rows is not None]
-    by_word: dict[str, float] = {}
+    by_word: dict[str, list[float]] = {}
     for rows, names in zip(colds, implementations, strict=True):
         for name in map(str, np.unique(names.astype(str)) if width_by_implementation else ()):
             if (names == name).sum() >= _WIDTH_ROWS:
                 _, width = _needed(hyper, rows.rows(names == name))
-                by_word[name] = max(width, by_word.get(name, 0.0))
+                by_word.setdefault(name, []).append(width)
+    # few systems say little of the next one: as wide as the worst of them needed
+    width_of = _usual_width if width_by_implementation else max
     return dataclasses.replace(
-        prior, hyper=hyper, log_widths=by_word,
-        quantile=max(quantile for quantile, _ in cold), log_width=max(width for _, width in cold),
+        prior, hyper=hyper, log_widths={name: width_of(each) for name, each in by_word.items()},
+        quantile=max(quantile for quantile, _ in cold),
+        log_width=width_of([width for _, width in cold]),
         reference_quantile=max((quantile for quantile, _ in known), default=None),
-        reference_log_width=max((width for _, width in known), default=None),
+        reference_log_width=width_of([width for _, width in known]) if known else None,
     )  # fmt: skip
+
+
+def _usual_width(widths: Sequence[float]) -> float:
+    """Log half-width for a next device, of those that each device left out needed."""
+    return float(np.sqrt(np.mean(np.square(widths))))
 
 
 def uninformed(rows: PriorRows) -> FamilyPrior:

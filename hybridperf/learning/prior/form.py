@@ -14,8 +14,9 @@ transcendentals are not among its terms: measured GPUs tell little of them.
 
 Ops that go row by row (`ops.rows`) have the same form with other terms: B / BW is what they move
 at a plain stream's rate, W and S are blocks of a row and single loads over the GPU's cycles a
-second, tau and sigma cycles of each. There the formula's own constants stand for kernels that
-nobody measured.
+second, tau and sigma cycles of each. Attention of whole sequences (`ops.scores`) has arithmetic in
+cycles of scores, W and S are its longest block and the start of blocks. In both the formula's own
+constants stand for kernels that nobody measured.
 
 Axes: N rows, K knobs.
 """
@@ -30,7 +31,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hybridperf.learning.prior.implementation import OpImplementation
-from hybridperf.ops import rows
+from hybridperf.ops import rows, scores
 from hybridperf.ops.roofline import roof_s
 
 # of a complex step: no difference is taken, so it may be as small as numbers go
@@ -167,7 +168,16 @@ ROW_ROOFLINE = WaveRoofline(
     start=_BY_ROWS, start_spread=np.array([2.0, 0.5, 0.15, 0.3, 0.5, 0.3]),
     law_sd=float(np.hypot(rows.BETWEEN_SD, rows.WITHIN_SD)),
 )  # fmt: skip
-LAWS: Mapping[str, WaveRoofline] = {ROW_ROOFLINE.name: ROW_ROOFLINE}
+_BY_SCORES = np.log([
+    scores.KERNEL_S, scores.REACHED, scores.MEMORY, scores.SHARPNESS, scores.LONGEST,
+    scores.BLOCK_CYCLES,
+])  # fmt: skip
+SCORE_ROOFLINE = WaveRoofline(
+    "scores", (*_SHARES, "longest_share", "block_cycles"),
+    start=_BY_SCORES, start_spread=np.array([1.5, 0.4, 0.5, 0.5, 0.5, 1.0]),
+    law_sd=float(np.hypot(scores.BETWEEN_SD, scores.WITHIN_SD)),
+)  # fmt: skip
+LAWS: Mapping[str, WaveRoofline] = {one.name: one for one in (ROW_ROOFLINE, SCORE_ROOFLINE)}
 
 _USUAL_CLOCK_HZ = 1.9e9  # where a device's is not known
 _OF_THE_CLOCK = [WAVE_ROOFLINE.knobs.index(name) for name in ("floor_s", "wave_s", "step_s")]
@@ -190,6 +200,11 @@ class Machine:
     sustained: Mapping[str, float] = dataclasses.field(default_factory=dict)
     memory_share: float = 1.0  # of the memory's bandwidth, against a usual machine's
     takes_kernels: bool = False  # libraries take others' on it (`implementation.taken_from`)
+    # class of devices that err alike; "" of the usual one
+    kind: str = ""
+    # deviations of the log of seconds: of one laboratory from others, of a class from usual devices
+    laboratory_sd: float = 0.0
+    kind_sd: float = 0.0
 
     def moves(self, implementations: Sequence[str], knobs: int) -> np.ndarray:
         """[len(implementations), knobs] how far logs of knobs lie from those of a usual machine."""

@@ -120,6 +120,14 @@ class Population:
         """The form whose own constants serve implementations that no device measured."""
         return forms.LAWS.get(self.form)
 
+    @property
+    def stranger_sd(self) -> float:
+        """Deviation of the log of seconds that another laboratory adds on the device asked for, and
+        its class where no device is of it.
+        """
+        asked, seen = self.machine, {one.kind for one in self.machines} | {""}
+        return float(np.hypot(asked.laboratory_sd, asked.kind_sd * (asked.kind not in seen)))
+
     def unmet(self, implementation: np.ndarray) -> np.ndarray:
         """Which rows [N] the law serves."""
         met = np.isin(implementation.astype(str), self.implementations)

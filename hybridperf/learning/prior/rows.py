@@ -77,8 +77,8 @@ class FamilyRows:
     inputs: Inputs  # [N, f] what a network may know of the op besides its place on the roofline
     # inputs that are log2 of a continuous size: distance from what was seen is counted in these
     sizes: tuple[str, ...]
-    # [N, W - 1] what the form reads besides arithmetic, of forms that have work of their own: what
-    # ops gather, or move row by row; None: the roofline with waves
+    # what the form reads, of forms that have work of their own: [N, W - 1] besides arithmetic, what
+    # ops gather, or move row by row; [N, W] of attention by scores; None: the roofline with waves
     own_work: Any = None
     # [N] that the busiest multiprocessor takes one after the other; zero: no term of steps
     steps: Any = 0.0
@@ -107,7 +107,9 @@ class FamilyRows:
         module = array_module(*amounts)
         columns = [module.broadcast_to(amount, (len(self),)) for amount in amounts]
         logs = module.stack([module.log(module.maximum(one, NOTHING)) for one in columns], 1)
-        return logs if own_work is None else module.concatenate([logs[:, :1], own_work], 1)
+        if own_work is None or own_work.shape[1] == logs.shape[1]:
+            return logs if own_work is None else own_work
+        return module.concatenate([logs[:, :1], own_work], 1)
 
     def in_waves(self) -> FamilyRows:
         """By the roofline with waves, where a form of their own would price them by cycles."""

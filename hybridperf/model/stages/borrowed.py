@@ -44,6 +44,7 @@ from hybridperf.learning.prior.form import ROW_ROOFLINE
 from hybridperf.model.batch import Batch
 from hybridperf.model.families import GATHERED, family_rows, gpu_of, references_of
 from hybridperf.model.lookup_prior import is_lookup, lookup_prior
+from hybridperf.model.machine_facts import has_gddr
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.closed import priced_alone
 from hybridperf.model.stages.family import kernel_floors
@@ -85,6 +86,9 @@ PRODUCTS_WIDTH, ATTENTION_WIDTH = 0.2, 0.4
 # others, lie within 1.645 of it (pooled; products 0.44, convolutions 0.46, decoding 0.44, experts
 # 0.54, loops 0.72). A step has large ones, whose shares differ less
 ROW_WIDTH, LOOPS_ROW_WIDTH = 0.45, 0.72
+# The same by a relative with the same kind of memory: 0.12 on GB300 and A100 PCIe 80GB, as one
+# laboratory timed them, and 0.2 that another one adds; more as rates lie apart
+RELATIVE_WIDTH, _WIDTH_PER_RATE = 0.23, 0.4
 # of lookups: the H200's fit holds nine in ten of its own within 17 %; another device is believed to
 # lie as far from it
 LOOKUPS_WIDTH = 0.15
@@ -120,7 +124,7 @@ def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
         shared = shared if source.what == "gathers" else spread
     else:
         seconds, source = _share(batch, machine, found, models, log_s, xp)
-        spread = ROW_WIDTH if matrix else LOOPS_ROW_WIDTH
+        spread = _row_width(device, batch, found)
         if source.code in (Code.DATASHEET, Code.BELIEF) and not matrix:
             spread = shared = np.nan
     stand_in = machine.model.stand_in
@@ -154,6 +158,26 @@ def reference_device(device: DeviceSpec, batch: Batch, models: Sequence[Any]) ->
         return round(peak, 2), bandwidth
 
     return having[min(near, key=apart)][0] if near else None
+
+
+def _row_width(device: DeviceSpec, batch: Batch, found: Any | None) -> float:
+    """Deviation of the log of one op's seconds, by how near the device is whose share it takes."""
+    most = ROW_WIDTH if batch.op.unit == "matrix" else LOOPS_ROW_WIDTH
+    if found is None or not references_of(device, [found.device.id]):
+        return most
+    if has_gddr(device) != has_gddr(found.device):
+        return most
+    apart = _rates_apart(device, found.device, batch)
+    return float(min(most, np.hypot(RELATIVE_WIDTH, _WIDTH_PER_RATE * np.hypot(*apart))))
+
+
+def _rates_apart(device: DeviceSpec, other: DeviceSpec, batch: Batch) -> tuple[float, float]:
+    """Logs of the ratios of peaks and of bandwidths."""
+    own, theirs = ((rate(one, batch.op), one.memory_bytes_per_s) for one in (device, other))
+    if not min(own[0], theirs[0]):
+        return np.inf, np.inf
+    peak, bandwidth = np.abs(np.log(np.divide(theirs, own)))
+    return float(peak), float(bandwidth)
 
 
 def slowed(device: DeviceSpec, of: DeviceSpec) -> float:

@@ -70,7 +70,7 @@ def goes_by_form(batch: Batch, model: Any) -> bool:
         return report is None or not report.lowest
     narrow = DTYPE_BYTES[batch.op.dtype] == DTYPE_BYTES["fp16"]
     plain = narrow and not getattr(batch.op, "quant", "")
-    if not plain or model.device.fp32_sums_rate == 1.0 or batch.family in model.families:
+    if not plain or model.device.fp32_sums_rate == 1.0:
         return False
     return not is_measured(model.measured, as_measured(model.measured, batch))
 
