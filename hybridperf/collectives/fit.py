@@ -111,7 +111,7 @@ def fit_collectives(
         InputError: when no row is of this system, a row is damaged, or the prior is of another
             kind.
     """
-    spec = load_system(system) if isinstance(system, str) else system
+    spec = (load_system(system) if isinstance(system, str) else system).racked()
     about = {**origin(rows), **(provenance or {})}
     known = _prior(prior)
     if rows is None or rows.empty:
@@ -177,7 +177,7 @@ def with_reference_width(prior: FamilyPrior, few: Mapping[str, pd.DataFrame]) ->
 def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows, np.ndarray]:
     """(usable rows of a table as fits see them, their seconds [N])."""
     usable, _ = usable_rows(frame, system)
-    return collective_rows(usable, system), usable["time_s"].to_numpy(np.float64)
+    return collective_rows(usable, system.racked()), usable["time_s"].to_numpy(np.float64)
 
 
 def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, dict[str, int]]:
@@ -194,7 +194,7 @@ def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, 
                 f"no row of {system.id} ({others.sum()} of other systems); check --system against"
                 " the table"
             )
-    good, problem, _ = checked(frame)
+    good, problem, _ = checked(frame, system.racked())
     if len(bad := np.flatnonzero(problem != "")):
         row = int(frame.index[bad[0]]) + 1
         raise InputError(f"row {row}: {problem[bad[0]]} ({len(bad)} such rows)")

@@ -17,7 +17,8 @@ and of a ring through all ranks, g N - N and N - 1. Nothing is faster than the w
 where switches reduce, ranks send less than a ring's share). The fixed seconds saturate bandwidth
 with message size, without a knot: S / t rises smoothly towards e B (a little above it, by what the
 softmin leaves of t_small: (1 + (1 + c)^-p)^(1/p)). d is how bandwidth decays with the ranks of a
-box whose links are shared (PCIe: up to 2); below zero, where two ranks do not fill a switched link.
+box whose links are shared (PCIe: up to 2); below zero, where two ranks do not fill a switched link,
+as more do up to eight (g is no more there).
 The form is continuous, rises with bytes and never falls below its latency at zero bytes, for any
 knobs. Ranks, nodes and steps are numbers in it, not structure.
 
@@ -48,6 +49,9 @@ _WIRE = 1.15
 _LEVELS_NORM = 6
 NO_DECAY, _MOST_DECAY = 0.3, 6.0  # of the knob: d = 0, and where the form stops following it
 _TINY_S = 1e-12
+_FILLING = (
+    8.0  # ranks up to which more of them filled a switched link better: no more were measured
+)
 
 
 class Parts(NamedTuple):
@@ -111,7 +115,9 @@ def parts(theta: Array, work: Array, xp: ModuleType = np) -> Parts:
         xp.exp(theta), -1, 0
     )
     inside_s, across_s, g, _, few, node_few, many, node_many = xp.moveaxis(work, -1, 0)
-    decay = (xp.maximum(g, 2) / 2) ** (xp.minimum(decays, _MOST_DECAY) - NO_DECAY)
+    power = xp.minimum(decays, _MOST_DECAY) - NO_DECAY
+    ranks = xp.where(power < 0, xp.clip(g, 2, _FILLING), xp.maximum(g, 2))
+    decay = (ranks / 2) ** power
     x, y = inside_s / xp.minimum(e_in / decay, _WIRE), across_s / xp.minimum(e_out, _WIRE)
     longest = xp.maximum(xp.maximum(x, y), _TINY_S)
     # where nothing goes anywhere the root's slope would be infinite: next to nothing keeps it

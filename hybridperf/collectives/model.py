@@ -50,6 +50,7 @@ DOCUMENT, _WEIGHTS = "collectives.json", "collectives.npz"
 # (`collectives/traffic.py`)
 _COMPOSED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 _OF_A_NODE = ("hop_s", "ring", "intra_efficiency", "rank_decay")  # knobs of a node's own links
+_NEAR = 0.5  # share of what was learned that counts: below, a placement is no measured one
 _PLACE, IMPLEMENTATION = (FIELDS.of(part) for part in ("place", "implementation"))
 _NUMBERS = ("predicted_s", "low_s", "high_s", "roofline_s", "bus_bytes_per_s")
 COLUMNS = (*_NUMBERS, "in_range", "note")  # that `predict` adds
@@ -96,7 +97,7 @@ class CollectiveModel:
     @staticmethod
     def datasheet(system: SystemSpec) -> CollectiveModel:
         """A model without measurements: datasheet latency plus bytes at datasheet rates."""
-        return CollectiveModel(system, None, {"made_by": "datasheet"})
+        return CollectiveModel(system.racked(), None, {"made_by": "datasheet"})
 
     def shortcomings(self) -> list[str]:
         """Sentences to read before any number; empty for a system that was measured."""
@@ -126,7 +127,8 @@ class CollectiveModel:
             said, bare = (price.price(one, self.links()) for one in (table, self.bare(table)))
             half = NINE_OF_TEN * np.sqrt(said.log_variance)
             out["predicted_s"][at], out["roofline_s"][at] = said.seconds, bare.seconds
-            out["low_s"][at] = said.seconds * np.exp(-half)
+            least_s = price.least_s(table, self.links())
+            out["low_s"][at] = np.maximum(said.seconds * np.exp(-half), least_s)
             out["high_s"][at] = said.seconds * np.exp(half)
             out["bus_bytes_per_s"][at] = bytes_ / said.seconds * kinds.bus_factor[kind]
             in_range[at] = kinds.near
@@ -182,7 +184,8 @@ class CollectiveModel:
     ) -> CollectiveTable:
         """Kinds [C] as arrays, of one byte; those of `strange` ones are of another library."""
         g, nodes = rows.ranks_per_node, rows.nodes
-        inside, across, talking, _ = traffic.sent(known["collective"].to_numpy(object), g, nodes)
+        names = known["collective"].to_numpy(object)
+        inside, across, talking, _ = traffic.sent(names, g, nodes)
         theta, curves = np.tile(price.DATASHEET_THETA, (len(rows), 1)), None
         source = np.full(len(rows), price.DATASHEET)
         if self.adapted is not None:
@@ -192,7 +195,7 @@ class CollectiveModel:
             source = np.where(over, price.BELIEF, source)
         return CollectiveTable(
             inside, across, talking, traffic.by_host(self.system, g), g, nodes, rows.steps, theta,
-            source.astype(np.int32), curves,
+            source.astype(np.int32), traffic.unavoidable(names, g * nodes), curves,
         )  # fmt: skip
 
     def _curves(self, known: pd.DataFrame, rows: CollectiveRows, strange: np.ndarray) -> Curves:
@@ -227,6 +230,7 @@ class CollectiveModel:
         own = rows.among(one.group for one in self.measured)
         others = price.REFERENCES if prior.population.references else price.PRIOR
         source = np.where(share[:, 0] > 0, others, price.NOTHING)
+        own &= share[:, 0] > _NEAR
         source = np.where(strange, price.OTHER_LIBRARY, np.where(own, price.OWN_ROWS, source))
         return Curves(
             np.ones(len(rows)), every.astype(np.int32), self._usual_theta(rows),
@@ -281,7 +285,7 @@ class CollectiveModel:
 
         `pairs`: of all-to-alls with unequal sizes, by row, what each rank sends to each [n, n].
         """
-        good, problem, _ = checked(frame)
+        good, problem, _ = checked(frame, self.system)
         if len(bad := np.flatnonzero(problem != "")):
             raise InputError(f"row {bad[0] + 1}: {problem[bad[0]]}")
         bytes_ = good["bytes"].to_numpy(np.float64)
@@ -444,8 +448,9 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
             measured = tuple(MeasuredSizes(**one) for one in document["measured"])
             there = document.get("learned_on")
             return CollectiveModel(
-                SystemSpec(**document["system"]), adapted, dict(document["provenance"]), measured,
-                dict(document.get("versions", {})), dict(document.get("known_versions", {})),
+                SystemSpec(**document["system"]).racked(), adapted,
+                dict(document["provenance"]), measured, dict(document.get("versions", {})),
+                dict(document.get("known_versions", {})),
                 None if there is None else SystemSpec(**there),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,6 +1,7 @@
 """The one price of collectives, for rows of tables, calls of a graph and traced functions alike.
 
-    t = t0(knobs, links) x exp(learned(bytes)), and no less than what a node's own part takes
+    t = t0(knobs, links) x exp(learned(bytes)), and no less than what a node's own part takes,
+        nor than ports take for the bytes that every algorithm sends
 
 A list of stages on arrays after the closed form (`form`), written once for NumPy and JAX. What was
 learned belongs to a kind of collective (collective, library, link, ranks, nodes) at the rates it
@@ -115,6 +116,7 @@ class CollectiveTable:
     steps: Array  # [N, 4] see `Collective.steps`
     theta: Array  # [N, K] logs of the form's knobs; seconds over the links' latency
     source: Array  # int32 [N] of SOURCES: what the knobs go by
+    unavoidable: Array  # [N] share of these bytes that every algorithm sends
     learned: Curves | Stage | None = None  # None: the closed form alone
     least: CollectiveTable | None = None  # [N] what takes no longer, such as a node's own part
 
@@ -208,7 +210,28 @@ def _no_less(table: CollectiveTable, links: Links, so_far: Priced, xp: ModuleTyp
     return Stage(longer, more, xp.where(longer > 0, OWN_ROWS, NOTHING))
 
 
-STAGES = {"closed form": _closed_form, "learned": _learned, "a node's own part": _no_less}
+def least_s(table: CollectiveTable, links: Links, xp: ModuleType = np) -> Array:
+    """Seconds [N] that ports take for the bytes that every algorithm sends; 0 where rows of the
+    system's own showed what its ports do.
+    """
+    inside_s, across_s = links.seconds(
+        table.inside_bytes, table.across_bytes, table.talking, table.by_host, xp
+    )
+    measured = False if table.learned is None else table.learned.source == OWN_ROWS
+    return xp.where(measured, 0.0, table.unavoidable * xp.maximum(inside_s, across_s))
+
+
+def _port(table: CollectiveTable, links: Links, so_far: Priced, xp: ModuleType) -> Stage:
+    longer = xp.log(xp.maximum(least_s(table, links, xp) / so_far.seconds, 1.0))
+    return so_far.silence(xp)._replace(
+        log_factor=longer, source=xp.where(longer > 0, DATASHEET, NOTHING)
+    )
+
+
+STAGES = {
+    "closed form": _closed_form, "learned": _learned, "a node's own part": _no_less,
+    "ports": _port,
+}  # fmt: skip
 
 
 def price(table: CollectiveTable, links: Links, xp: ModuleType = np) -> Priced:

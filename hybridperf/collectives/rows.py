@@ -31,7 +31,7 @@ from hybridperf.learning.prior.implementation import CollectiveImplementation, u
 
 FIELDS = fields_of("collectives")
 DEFAULT_IMPLEMENTATION = "nccl"
-LARGEST_BYTES, MOST_RANKS = 1e20, 1e9  # of a collective; more is a slip, not a message
+LARGEST_BYTES, MOST_RANKS = 1e20, 10**9  # of a collective; more is a slip, not a message
 _SIZES = ("log2_bytes", "log2_ranks_per_node", "log2_nodes")
 _OF_BYTES = ("log2_bytes", "log2_bytes_per_rank")  # inputs that grow by one where bytes double
 _FLAG = {YES: "1", NO: "0"}
@@ -228,8 +228,9 @@ def checked(
 ) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """(usable rows with canonical names, why others cannot be priced [N], what was assumed [N]).
 
-    The usable rows keep their position in `frame` as their index. A table without `n_nodes` is read
-    by its `gpus_per_node`; without either, each row is taken to run inside one node.
+    The usable rows keep their position in `frame` as their index. A row without `n_nodes` is read
+    by its `gpus_per_node`; without either, it is taken to run on as few nodes as hold its ranks.
+    Where switches join trays, nodes are their domains: trays that a row counts become these.
     """
     read = read_columns(frame, "collectives")
     frame = read.frame.reset_index(drop=True)
@@ -256,12 +257,20 @@ def checked(
     refuse(~(_whole(ranks) & (ranks >= 2)), why, frame["n_gpus"].tolist())
     why = f"expected n_gpus up to {MOST_RANKS:g}, got {{:g}}; mend the row"
     refuse(ranks > MOST_RANKS, why, ranks)
+    nodes = np.full(n, np.nan)
     if "n_nodes" in frame:
-        nodes = real_numbers(frame["n_nodes"])
-    elif "gpus_per_node" in frame:
-        nodes = ranks / real_numbers(frame["gpus_per_node"])
-    else:
-        nodes, assumed[:] = np.ones(n), "no n_nodes given: one node"
+        nodes = _numbers_or_blank(frame["n_nodes"])
+    if "gpus_per_node" in frame:
+        by_nodes = ranks / _numbers_or_blank(frame["gpus_per_node"])
+        nodes = np.where(np.isnan(nodes), by_nodes, nodes)
+    most = system.accelerators_per_node if system else MOST_RANKS
+    for at in np.flatnonzero(np.isnan(nodes) & _whole(ranks) & (ranks >= 2)):
+        nodes[at] = _fewest(int(ranks[at]), most)
+        count = "one node" if nodes[at] == 1 else f"{nodes[at]:g} nodes, the fewest that hold them"
+        assumed[at] = f"no n_nodes given: {count}"
+    if system and system.tray_accelerators:
+        trays = _whole(ranks) & (ranks <= nodes * system.tray_accelerators)
+        nodes[trays] = [_fewest(int(one), most) for one in ranks[trays]]
     why = "expected n_nodes of 1 or more, a whole number; mend n_nodes or gpus_per_node"
     refuse(~(_whole(nodes) & (nodes >= 1)), why)
     with np.errstate(invalid="ignore"):
@@ -276,6 +285,17 @@ def checked(
         assumed[others.to_numpy()] = f"the row is of another system, predicted for {system.id}"
     good = frame.assign(collective=names, bytes=bytes_, n_gpus=ranks, n_nodes=nodes)
     return good[problem == ""], problem, assumed
+
+
+def _fewest(ranks: int, most: int) -> int:
+    """The smallest number of nodes into which ranks divide, each of `most` or fewer."""
+    return next(n for n in range(-(-ranks // most), ranks + 1) if ranks % n == 0)
+
+
+def _numbers_or_blank(column: pd.Series) -> np.ndarray:
+    """Numbers [N], NaN where a cell is empty and -1 where it holds no number."""
+    found = real_numbers(column)
+    return np.where(np.isnan(found) & column.notna().to_numpy(), -1.0, found)
 
 
 def joined(*columns: np.ndarray) -> np.ndarray:

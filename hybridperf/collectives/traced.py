@@ -46,7 +46,7 @@ def of_a_byte(
             told_by = f"collectives are told by {', '.join(IMPLEMENTATION)}"
             raise unknown("column", word, IMPLEMENTATION, told_by)
     row = {"collective": collective, "bytes": 1.0, "n_gpus": n_gpus, "n_nodes": n_nodes, **words}
-    good, problem, _ = checked(pd.DataFrame([row]))
+    good, problem, _ = checked(pd.DataFrame([row]), model.system)
     if problem[0]:
         raise InputError(str(problem[0]))
     return model.kinds(good)[0].table

@@ -58,6 +58,15 @@ def sent(
     return inside, across, talking, steps
 
 
+def unavoidable(names: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """[N] share of the bytes of `sent` that no algorithm, nor a switch that reduces, avoids.
+
+    A rank of an all-reduce sends and receives its buffer once at least; a ring does so
+    2 (n - 1) / n times (Patarasu and Yuan, JPDC 2009).
+    """
+    return np.where(names == "all_reduce", ranks / np.maximum(2 * (ranks - 1), 1), 1.0)
+
+
 def by_host(system: SystemSpec, ranks_per_node: np.ndarray) -> np.ndarray:
     """[N] 1 where ranks of a node meet over the host's bus, too, else 0."""
     bridged = link_of(system) == "nvlink_bridge"

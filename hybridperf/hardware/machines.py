@@ -58,14 +58,14 @@ class Machine:
     def for_gpus(self, gpus: int) -> Machine:
         """The same for so many GPUs: of racks as few as hold them, with whole trays each."""
         old, tray = self.system, self.whole
-        most = aliases()["rack"].get(old.id, 0)
+        most = old.domain_accelerators or 0
         if not self.switched or not tray or (gpus < most and gpus % tray):
             return self
         counts = range(-(-gpus // most), gpus // tray + 1)
         racks = next((n for n in counts if gpus % n == 0 and gpus // n % tray == 0), 0)
         each = gpus // racks if racks else self.gpus_per_node
         return dataclasses.replace(
-            self, system=_rack(old, each), gpus_per_node=each,
+            self, system=old.racked(each), gpus_per_node=each,
             notes=(*(one for one in self.notes if _RACK not in one), f"{each} {_RACK}"),
         )  # fmt: skip
 
@@ -169,7 +169,7 @@ def _machine(
     whole = int(given[1]) if given else fabric.accelerators_per_node
     per_node, domain = whole, aliases()["domain"].get(fabric.id)
     if domain:
-        fabric, per_node = _rack(fabric, domain), domain
+        fabric, per_node = fabric.racked(domain), domain
         notes.append(f"{domain} {_RACK}")
     memory_bytes = float(found.get("memory_bytes", spec.memory_bytes))
     return Machine(
@@ -222,16 +222,6 @@ def _nearest(name: str, known: list[str]) -> list[str]:
 
     by_likeness = sorted(known, key=likeness, reverse=True)
     return [one for one in by_likeness if likeness(one) > _LIKE][:_NAMED] or known
-
-
-def _rack(fabric: SystemSpec, domain: int) -> SystemSpec:
-    """A system whose nodes are racks: each with the network of all of its nodes."""
-    nodes = domain / fabric.accelerators_per_node
-    more = {
-        "nics_per_node": round(fabric.nics_per_node * nodes),
-        "node_bytes_per_s": fabric.node_bytes_per_s * nodes,
-    }
-    return fabric.model_copy(update={"accelerators_per_node": domain, **more})
 
 
 @functools.cache

@@ -166,6 +166,9 @@ class SystemSpec(Spec):
     accelerator: str
     device: str | None = None  # name of a DeviceSpec, where the accelerator is a known one
     accelerators_per_node: Count
+    # joined by the switches of a rack, across its trays; None: by those of a node alone
+    domain_accelerators: Count | None = None
+    tray_accelerators: Count | None = None  # of a domain that counts as a node (`racked`)
     intra_link: str
     intra_bytes_per_s: Rate  # per accelerator and direction
     in_network_reduction: bool
@@ -183,6 +186,25 @@ class SystemSpec(Spec):
     def share_bytes_per_s(self) -> float:
         """Of its node's network, each accelerator's."""
         return self.node_bytes_per_s / self.accelerators_per_node
+
+    def racked(self, accelerators: int | None = None) -> SystemSpec:
+        """The system whose nodes are domains: each with the network of all of its trays.
+
+        Args:
+            accelerators: of a domain; None: all that its switches join.
+
+        Returns:
+            The system itself where no switch joins more than a node's, or where it is one already.
+        """
+        here = self.accelerators_per_node
+        size = accelerators or (None if self.tray_accelerators else self.domain_accelerators)
+        if size in (None, here):
+            return self
+        return self.model_copy(update={
+            "accelerators_per_node": size, "tray_accelerators": self.tray_accelerators or here,
+            "nics_per_node": round(self.nics_per_node * size / here),
+            "node_bytes_per_s": self.node_bytes_per_s * size / here,
+        })  # fmt: skip
 
     def lent_to(self, device: str) -> str:
         """A remark where its links join other accelerators than its own; "" where its own."""

@@ -104,6 +104,5 @@ def _loaded(model: str, system: str, per_node: int) -> PerfModel:
 
     links = load_collectives(system)
     if per_node:
-        wider = links.system.model_copy(update={"accelerators_per_node": per_node})
-        links = dataclasses.replace(links, system=wider)
+        links = dataclasses.replace(links, system=links.system.racked(per_node))
     return model_or_datasheet(model).with_collectives(links)

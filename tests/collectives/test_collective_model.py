@@ -184,7 +184,7 @@ GOOD = {"collective": "all_reduce", "bytes": 1024, "n_gpus": 8, "n_nodes": 2}
             "^expected n_nodes of 1 or more, a whole number; mend n_nodes or gpus_per_node$",
         ),
         ({"n_nodes": 1.5}, "^expected n_nodes of 1 or more, a whole number"),
-        ({"n_nodes": np.nan}, "^expected n_nodes of 1 or more, a whole number"),
+        ({"n_nodes": "two"}, "^expected n_nodes of 1 or more, a whole number"),
         ({"gpus_per_node": 8}, "^n_gpus is not n_nodes times gpus_per_node; mend one of them$"),
     ],
 )
@@ -241,6 +241,11 @@ def test_nodes_may_follow_from_gpus_per_node_or_be_one(many: CollectiveModel) ->
     )
     assert "no n_nodes given: one node" in one["note"][0]
     assert "one node" not in two["note"][0]
+    more = many.predict(bare.assign(n_gpus=16, n_nodes=np.nan))
+    assert (
+        more["predicted_s"][0] == many.predict(bare.assign(n_gpus=16, n_nodes=2))["predicted_s"][0]
+    )
+    assert "no n_nodes given: 2 nodes, the fewest that hold them" in more["note"][0]
 
 
 def test_bus_bandwidth_is_that_of_the_prediction(many: CollectiveModel) -> None:

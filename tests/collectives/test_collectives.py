@@ -409,6 +409,7 @@ def random_table(number: int, seed: int) -> CollectiveTable:
         steps=COLLECTIVES["all_reduce"].steps(g, nodes),
         theta=random_theta(number, seed) - FIXED * np.log(DGX_A100.latency_s),
         source=nothing.astype(int),
+        unavoidable=nothing,
         learned=learned,
     )
 

@@ -17,6 +17,7 @@ from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.collectives.price import NOTHING, OWN_ROWS, SOURCES, STAGES, price
+from hybridperf.collectives.rows import checked
 from hybridperf.collectives.traced import AllToAll, CollectivePricer, of_a_byte
 from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import load_device, load_system, system_names
@@ -56,7 +57,7 @@ def test_rows_calls_and_traced_functions_say_the_same(system: str) -> None:
     machine = PerfModel.datasheet(load_device("h100_sxm")).with_collectives(model)
     with jax.enable_x64(True):
         said = hp.price(machine, calls).seconds
-        kinds = model.kinds(frame)
+        kinds = model.kinds(checked(frame, model.system)[0])
         traced = jax.jit(
             lambda bytes_, links: (
                 price(kinds[0].table.rows(kinds[1]).sized(bytes_), links, jnp).seconds
