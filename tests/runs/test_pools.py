@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import simpy
+from papers.edge import latency_s
 
 import hybridperf as hp
 from hybridperf.io import InputError
@@ -19,7 +20,6 @@ from hybridperf.runs.pools import (
     read_requests,
     read_types,
 )
-from hybridperf.runs.queues import latency_percentile_s, mean_wait_s
 
 QUICK = InstanceType("quick", 3.5, 0.010, 0.001)
 SLOW = InstanceType("slow", 1.0, 0.020, 0.005)
@@ -118,9 +118,9 @@ def test_a_pool_of_one_type_is_the_queue_of_the_textbook(servers, utilisation) -
     gaps, size = rng.exponential(1.0, (2, count))  # their means are made exact: less noise
     arrival_s, size = np.cumsum(gaps / gaps.mean() / rate), size / size.mean()
     found = latencies([InstanceType("", 1.0, 0.0, 1.0)], [servers], arrival_s, size)
-    assert found.mean() == pytest.approx(1.0 + float(mean_wait_s(rate, 1.0, servers)), rel=0.02)
+    assert found.mean() == pytest.approx(latency_s(rate, servers, 1.0), rel=0.02)
     assert np.quantile(found, 0.95) == pytest.approx(
-        latency_percentile_s(rate, 1.0, servers, 0.95), rel=0.02
+        latency_s(rate, servers, 1.0, share=0.95), rel=0.02
     )
 
 
