@@ -72,7 +72,7 @@ def workload(library: str, step: str, mode: str, device: str) -> Workload:
         optimizer = (*given, None)[0]
         options: dict[str, Any] = {"train": bool(given), "compiled": mode == "compiled"}
         return from_torch(fn, *args, optimizer=optimizer, **options)
-    from hybridperf.validate import gpu_jax_steps
+    from benchmarks.claims import gpu_jax_steps
     from hybridperf.workloads.programs.jax.program import from_jax
 
     jitted, shapes, _ = gpu_jax_steps.JAX[step]()

@@ -5,7 +5,7 @@ Random models (`sharded_tasks`) run as `hybridperf_calibration.training_steps.sh
 them, with a real all-to-all and all-reduce, and their placements compete. Three ways to predict:
 
     programs   the very programs that ran, rank by rank, met in their collectives
-               (`importers.rank_programs`), lookups with their access
+               (`rank_programs.py`), lookups with their access
     graph      sizes alone, as an eager framework would run them (`hp.dlrm`)
     cost       what decides placements: lookups and all-to-alls (`hp.shard`); no step, so it only
                chooses
@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.claims import harness, sharded_scores, sharded_tasks
+from benchmarks.claims.rank_programs import RankTables, from_rank_programs
 from benchmarks.claims.scores import by_the_others, finite
 from benchmarks.claims.sharded_tasks import Task, random_models, random_placement, tables_of
 from hybridperf.engine.prediction import predict
@@ -45,7 +46,6 @@ from hybridperf.workloads.dlrm import dlrm
 from hybridperf.workloads.dlrm_config import DlrmConfig
 from hybridperf.workloads.placement import Placement
 from hybridperf.workloads.programs.jax.program import load_content
-from hybridperf.workloads.programs.jax.rank_programs import RankTables, from_rank_programs
 
 RANKS = 2
 PLACEMENTS = 9  # of a model that is to be sharded, at least

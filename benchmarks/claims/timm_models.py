@@ -152,6 +152,10 @@ def judged(rows: pd.DataFrame, say: Callable[[str], None] = print) -> pd.DataFra
         one = predict(models[row.gpu], steps[key])
         seconds = {"predicted_s": one.time_s, "low_s": one.low_s, "high_s": one.high_s}
         made.append({"at": row.Index, **seconds, "roofline_s": one.roofline_s})
+    if not made:
+        raise InputError(
+            "expected programs that can be captured here, got none; see what was left out"
+        )
     frame = rows.join(pd.DataFrame(made).set_index("at"), how="inner")
     frame["family"] = frame["arch"].map(family_of)
     ratio = (frame["step_time_s"] / frame["roofline_s"]).where(frame["half"] == CHOSEN)

@@ -5,7 +5,7 @@ memory.
     python -m hybridperf_calibration.training_steps.gpu --library jax --out DIR --steps MODULE
 
 The module has steps by name: `TORCH` (and `COMPILED`, names for torch.compile) as
-`benchmarks.claims.gpu_steps`, or `JAX` and `donated` as `hybridperf.validate.gpu_jax_steps`.
+`benchmarks.claims.gpu_steps`, or `JAX` and `donated` as `benchmarks.claims.gpu_jax_steps`.
 A line of JSON for each step goes to `DIR/LIBRARY_steps.jsonl` as soon as it was measured; steps
 that the file has are passed over, so a stopped run goes on. A step that fails leaves its error.
 

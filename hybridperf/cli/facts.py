@@ -69,7 +69,7 @@ def _calibrated(facts: Mapping[str, Any] | None) -> str:
 
 
 def models() -> None:
-    """Transformers whose sizes are known, for `plan`, `choose` and `steps`; see `show NAME`."""
+    """Transformers whose sizes are known, for `plan`, `predict` and `steps`; see `show NAME`."""
     from hybridperf.cli.known import shapes_table
     from hybridperf.workloads.transformer.zoo import load_shape, shape_names
 

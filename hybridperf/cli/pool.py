@@ -20,7 +20,9 @@ def pool(
     """Find the pool of unlike machines that serves recorded requests within a limit at least cost.
 
     Requests go, first come first served, to the quickest machine that is free; each pool is
-    simulated, the cheapest first. Columns of TYPES, and of REQUESTS:
+    simulated, the cheapest first. What a request takes is priced: the other columns of TYPES say
+    what a machine serves, as rows of `serve` (model, gpu, backend, tp, isl, osl, ...), one request
+    at a time. Columns of TYPES, and of REQUESTS:
 
     \b
     COLUMNS instances
@@ -43,6 +45,7 @@ def pool(
     if not 1 <= most <= 50:
         raise wrong(f"expected --most from 1 to 50, got {most}")
     common.table_ready(out, [types, requests])
+    common.compilation_cache()
     limit_s = common.seconds_in(limit)
     some = read_types(read_table(types))
     arrival_s, size = read_requests(read_table(requests))

@@ -1,17 +1,5 @@
-"""Queues in closed form: k servers alike, arrivals that need no simulation.
-
-M/M/k (Erlang, 1917): arrivals and services without memory. The chance that all servers are busy is
-
-    C = B / (1 - u (1 - B))     u = rate x service / k     B: Erlang's loss, by its recursion in k
-
-and the mean wait C x service / (k (1 - u)). G/G/k (Allen and Cunneen; Kingman's for k = 1): that
-wait x (ca^2 + cs^2) / 2, exact for M/M/k and M/G/1 (Pollaczek and Khinchine), an approximation
-elsewhere.
-
-Latency is wait and service together. In an M/M/k they are independent, the wait zero or, with the
-chance C, exponential of rate d = k / service - rate, so with m = 1 / service
-
-    P(latency > t) = exp(-m t) (1 + C m (1 - exp(-(d - m) t)) / (d - m))
+"""Queues in closed form: Erlang's loss, of any number of places, and waits of sources that each
+send one request in a period.
 """
 
 from __future__ import annotations
@@ -22,11 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
-from scipy.optimize import brentq
 
 from hybridperf.io.namespace import Array, array_module, floats, repeated
 
-_POISSON_CV2 = 1.0
 _FAR, _TERMS = 8.0, 6  # standard deviations of a load above the places; terms that are enough there
 # windows in which sources come at random, in their spread; how much of a wait is left where that is
 # as long as a service, and its power: of closed queues of 2 to 100 sources, simulated at loads of
@@ -101,83 +87,6 @@ def _erlang_b_traced(k: Array, a: Array) -> Array:
     logs = s - jnp.exp(s) + k * jnp.log1p(jnp.exp(s) / a)
     weights = wide * np.cosh(z) * (z[1] - z[0])
     return jnp.exp(-jax.nn.logsumexp(logs, -1, b=weights))
-
-
-def erlang_c(servers: int, busy: Array) -> Array:
-    """Chance that an arrival waits, all `servers` being busy; 1 where they cannot keep up.
-
-    Args:
-        servers: k, the same for all.
-        busy: servers that would work in the mean, rate x service; any shape.
-    """
-    busy = floats(busy)
-    module = array_module(busy)
-    stable = busy < servers
-    load = module.where(stable, busy, 0.0)
-    lost = erlang_b(servers, load)
-    waits = lost / (1.0 - load / servers * (1.0 - lost))
-    return module.where(stable, waits, 1.0)
-
-
-def mean_wait_s(
-    rate: Array, service_s: Array, servers: int = 1, arrivals_cv2: Array = _POISSON_CV2,
-    service_cv2: Array = _POISSON_CV2,
-) -> Array:  # fmt: skip
-    """Mean seconds that requests wait for one of k servers; infinite where they cannot keep up.
-
-    Args:
-        rate: arrivals a second.
-        service_s: seconds of service in the mean.
-        servers: k.
-        arrivals_cv2: variance of the gaps over their mean squared; 1: Poisson.
-        service_cv2: the same of services; 1: exponential, 0: all alike.
-    """
-    rate, service_s = floats(rate), floats(service_s)
-    busy = rate * service_s
-    module = array_module(busy, arrivals_cv2, service_cv2)
-    stable = busy < servers
-    free = module.where(stable, servers - busy, 1.0)
-    wait = erlang_c(servers, busy) * service_s / free * (arrivals_cv2 + service_cv2) / 2
-    return module.where(stable, wait, np.inf)
-
-
-def wait_percentile_s(rate: Array, service_s: Array, servers: int, share: float) -> Array:
-    """Seconds within which a `share` of the requests of an M/M/k begin; exact."""
-    rate, service_s = floats(rate), floats(service_s)
-    busy = rate * service_s
-    module = array_module(busy)
-    stable = busy < servers
-    free = module.where(stable, servers - busy, 1.0)
-    late = erlang_c(servers, busy) / (1.0 - share)
-    return module.where(stable, module.log(module.maximum(late, 1.0)) * service_s / free, np.inf)
-
-
-def latency_over(seconds: Array, rate: Array, service_s: Array, servers: int = 1) -> Array:
-    """Chance that a request of an M/M/k takes longer than `seconds` to its end; exact."""
-    rate, service_s, seconds = floats(rate), floats(service_s), floats(seconds)
-    busy = rate * service_s
-    module = array_module(busy, seconds)
-    steps = seconds / service_s
-    free = module.where(busy < servers, servers - busy, 1.0)
-    # exp(-a) (1 - exp(-(b - a))) / (b - a) is the same with a and b exchanged: the lesser first
-    gap = module.abs(free - 1.0) * steps
-    known = module.where(gap > _SMALL, gap, 1.0)
-    mean = module.where(gap > _SMALL, -module.expm1(-known) / known, 1.0 - gap / 2)
-    both = steps * module.exp(-module.minimum(free, 1.0) * steps) * mean
-    over = module.exp(-steps) + erlang_c(servers, busy) * both
-    return module.where(busy < servers, over, 1.0)
-
-
-def latency_percentile_s(rate: float, service_s: float, servers: int, share: float) -> float:
-    """Seconds within which a `share` of the requests of an M/M/k end; infinite if overloaded."""
-    if rate * service_s >= servers:
-        return float("inf")
-    late = 1.0 - share
-    # a latency above the sum of both has a wait or a service above its own
-    wait_s = float(wait_percentile_s(rate, service_s, servers, 1.0 - late / 2))
-    most_s = wait_s - np.log(late / 2) * service_s
-    over = lambda seconds: float(latency_over(seconds, rate, service_s, servers)) - late  # noqa: E731
-    return float(brentq(over, 0.0, most_s))
 
 
 def sources_wait(others: Array, period: Array, spread: Array) -> Array:

@@ -99,9 +99,14 @@ def read_json(
         expected = f"expected a hybridperf/{kind} file at {path}"
         raise InputError(f"{expected}, found {got}; check the path")
     found = document.get("schema_version")
+    reads = f"this hybridperf reads {max(version - 1, 1)} to {version}"
     if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= version:
-        reads, got = f"this hybridperf reads 1 to {version}", str(found)[:60]
-        raise InputError(f"{path} has schema version {got}, {reads}; upgrade hybridperf")
+        raise InputError(
+            f"{path} has schema version {str(found)[:60]}, {reads}; upgrade hybridperf"
+        )
+    if found < version - 1:
+        made = "make it again by the command that made it, which keeps what was measured"
+        raise InputError(f"{path} has schema version {found}, {reads}; {made}")
     checksum = document.pop(_CHECKSUM, None)
     if checksum is None and unchecked is not None:
         if found > unchecked:

@@ -66,8 +66,7 @@ def from_document(document: Mapping[str, Any], weights: Path) -> dict[str, Any]:
 
     `weights`: the file of its arrays.
     """
-    checked = document["schema_version"] > UNCHECKED
-    stored = nested(read_arrays(weights, str(document["weights_sha256"]), checked=checked))
+    stored = nested(read_arrays(weights, str(document["weights_sha256"])))
     neutral = neutral_knobs()
     knobs = {name: np.array(getattr(neutral, name)) for name in GROUP_KNOBS}
     reports = {}

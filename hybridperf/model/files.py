@@ -66,12 +66,6 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
     has_host = os.path.exists(path.parent / hardware.HOST_FILE)
     host = hardware.load_host(path.parent) if has_host else None
     document = read_json(path, "model", MODEL_SCHEMA_VERSION, UNCHECKED)
-    if document["schema_version"] < UNCHECKED:
-        raise InputError(
-            f"{path} has schema version {document['schema_version']}, from an earlier hybridperf,"
-            f" and this one reads {MODEL_SCHEMA_VERSION}; fit the model again (the same `hybridperf"
-            " fit` or `calibrate` keeps what was measured)"
-        )
     try:
         fields = from_document(document, path.parent / WEIGHTS_FILE)
         steps = Adaptation.load(path.parent) if os.path.exists(path.parent / STEPS_FILE) else None

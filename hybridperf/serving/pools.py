@@ -19,6 +19,7 @@ import pandas as pd
 
 from hybridperf.fields.columns import read_small_table
 from hybridperf.io import InputError
+from hybridperf.serving.table import predict_serving
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +28,8 @@ class InstanceType:
 
     name: str
     usd_per_hour: float
-    fixed_s: float  # of every request
-    each_s: float  # and of each unit of its size
+    fixed_s: float  # of every request: TTFT without its first token
+    each_s: float  # and of each of its tokens: TPOT
 
     def seconds(self, size: np.ndarray) -> np.ndarray:
         return self.fixed_s + self.each_s * size
@@ -142,20 +143,30 @@ def _by_cost(usd: Sequence[float], most: int) -> Iterator[tuple[float, tuple[int
 
 
 def read_types(frame: pd.DataFrame) -> list[InstanceType]:
-    """Of a table with the fields of `InstanceType` as columns, a row each."""
-    frame = read_small_table(frame, "instances")
-    names, numbers = frame["name"].astype(str), frame[["usd_per_hour", "fixed_s", "each_s"]]
+    """Of a table with a name and a price a row; its other columns say what each serves, as rows of
+    `serve`. A request of n tokens takes one free instance TTFT + (n - 1) TPOT, priced for one
+    request at a time.
+
+    Raises:
+        InputError: a name twice, a column that nobody knows, an engine that cannot be priced.
+    """
+    named = read_small_table(frame, "instances")
+    names = named["name"].astype(str)
     if names.duplicated().any():
         twice = names[names.duplicated()].iloc[0]
         raise InputError(
             f"expected each name once in a table of instances, got {twice} twice; rename one"
         )
-    if (idle := numbers[["fixed_s", "each_s"]].sum(axis=1) <= 0).any():
+    engines = named.drop(columns=["name", "usd_per_hour"]).assign(concurrency=1)
+    found = predict_serving(engines).frame
+    if (unknown := found["predicted_tpot_s"].isna()).any():
+        why = found.loc[unknown, "note"].iloc[0]
         raise InputError(
-            "expected seconds above 0 of each instance, not both seconds 0, got"
-            f" 0 and 0 s in {names[idle].iloc[0]}; mend the table"
+            f"expected instances that can be priced, got {names[unknown].iloc[0]}: {why}"
         )
-    return [InstanceType(name, *more) for name, more in zip(names, numbers.to_numpy(), strict=True)]
+    ttft_s, tpot_s = (found[f"predicted_{name}_s"].to_numpy(float) for name in ("ttft", "tpot"))
+    columns = (named["usd_per_hour"], np.maximum(ttft_s - tpot_s, 0.0), tpot_s)
+    return [InstanceType(*one) for one in zip(names, *columns, strict=True)]
 
 
 def read_requests(frame: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,7 @@ networks, two vision transformers, two LSTMs, two graph networks; in float32, 5 
 slow core.
 
 Each is a function that returns what `predict --jax` takes, (fn, args, donate_argnums). The nets are
-those that GPUs ran (`gpu_jax_steps.py`); no size is a calibration case's.
+those that GPUs ran; no size is a calibration case's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hybridperf.validate.gpu_jax_steps import Array, Cnn, Lstm, Residual, Vit, classified, training
-
+Array = Any
 Made = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
 
@@ -107,3 +106,96 @@ def _graph(nodes: int, edges: int, width: int) -> tuple[Array, Array, Array]:
 
 def _random() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+def training(net: nn.Module, loss: Callable[..., Array], update: Any) -> Callable[..., Any]:
+    """(params, state, x, y) -> (params, state, loss): a step of a net with an optimizer."""
+
+    def step(params: Any, state: Any, x: Any, y: Array) -> tuple[Any, Any, Array]:
+        value, grads = jax.value_and_grad(lambda p: loss(net.apply(p, x), y))(params)
+        changes, state = update.update(grads, state, params)
+        return optax.apply_updates(params, changes), state, value
+
+    return step
+
+
+def classified(found: Array, labels: Array) -> Array:
+    return optax.softmax_cross_entropy_with_integer_labels(found.astype(jnp.float32), labels).mean()
+
+
+class Cnn(nn.Module):
+    """Convolutions and maxima."""
+
+    widths: tuple[int, ...] = (64, 128, 256)
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for width in self.widths:
+            x = nn.relu(nn.Conv(width, (3, 3), dtype=self.dtype)(x))
+            x = nn.max_pool(x, (2, 2), (2, 2))
+        return nn.Dense(10, dtype=self.dtype)(x.reshape(x.shape[0], -1))
+
+
+class Residual(nn.Module):
+    """Residual blocks, each of which halves the image."""
+
+    width: int
+    depth: int
+    dtype: Any = jnp.bfloat16
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for at in range(self.depth):
+            c = self.width * 2**at
+            conv = lambda size, stride, c=c: nn.Conv(  # noqa: E731
+                c, (size, size), (stride, stride), use_bias=False, dtype=self.dtype
+            )
+            y = nn.relu(nn.GroupNorm(8, dtype=self.dtype)(conv(3, 1)(x)))
+            y = nn.GroupNorm(8, dtype=self.dtype)(conv(3, 2)(y))
+            x = nn.relu(conv(1, 2)(x) + y)
+        return nn.Dense(10)(x.mean((1, 2)))
+
+
+class Layer(nn.Module):
+    """A layer of a Transformer, its attention as flax writes it."""
+
+    heads: int
+    dtype: Any
+    causal: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        mask = nn.make_causal_mask(x[..., 0]) if self.causal else None
+        attention = nn.MultiHeadDotProductAttention(self.heads, dtype=self.dtype)
+        x = x + attention(nn.LayerNorm(dtype=self.dtype)(x), mask=mask)
+        h = nn.Dense(4 * x.shape[-1], dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(x))
+        return x + nn.Dense(x.shape[-1], dtype=self.dtype)(nn.gelu(h))
+
+
+class Vit(nn.Module):
+    """Patches of an image through a Transformer."""
+
+    width: int
+    depth: int
+    dtype: Any = jnp.bfloat16
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        patches = nn.Conv(self.width, (16, 16), (16, 16), padding="VALID", dtype=self.dtype)(x)
+        x = patches.reshape(x.shape[0], -1, self.width)
+        x = x + self.param("places", nn.initializers.normal(), (1, x.shape[1], self.width))
+        for _ in range(self.depth):
+            x = Layer(self.width // 64, self.dtype)(x)
+        return nn.Dense(10, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(x).mean(1))
+
+
+class Lstm(nn.Module):
+    """A recurrent layer: a loop of small products."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = nn.RNN(nn.OptimizedLSTMCell(self.width))(nn.Embed(1000, self.width)(x))
+        return nn.Dense(1000)(x)

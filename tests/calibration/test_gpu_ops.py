@@ -73,8 +73,8 @@ def test_busy_seconds_count_what_runs_at_once_only_once() -> None:
     [
         ("nowhere", "expected a module of steps in --steps, got nowhere"),
         (
-            "hybridperf.validate.gpu_jax_steps",
-            "expected TORCH in hybridperf.validate.gpu_jax_steps",
+            "benchmarks.claims.gpu_jax_steps",
+            "expected TORCH in benchmarks.claims.gpu_jax_steps",
         ),
         ("benchmarks.claims.gpu_steps", "expected a GPU that torch can use, found none"),
     ],

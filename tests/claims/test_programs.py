@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `to
 
 def test_every_measured_step_is_one_that_can_be_captured() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed (`dev`)")
-    from benchmarks.claims import gpu_published, gpu_steps
-    from hybridperf.validate import gpu_jax_steps
+    from benchmarks.claims import gpu_jax_steps, gpu_published, gpu_steps
 
     rows = programs.measured_steps()
     known = {"torch": gpu_steps.TORCH | gpu_published.TORCH, "jax": gpu_jax_steps.JAX}

@@ -21,7 +21,7 @@ def test_every_claim_says_what_it_judges(claim) -> None:
         (["collectives"], "expected --data with collectives"),
         (["ops"], "expected --model with ops"),
         (["plans", "--tasks", "grph"], "choice, graph"),
-        (["lin", "--quick"], "expected no quick with lin"),
+        (["ops", "--quick", "--model", "v100"], "expected no quick with ops"),
         (["devices", "--data", "none"], "expected a folder in --data, found none at none"),
         (["link_ablation", "--data", ".", "--rows", "5,x"], "expected numbers, such as"),
     ],

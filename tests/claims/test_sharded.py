@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.claims import sharded
+from benchmarks.claims.rank_programs import RankTables, from_rank_programs
 from benchmarks.claims.sharded_scores import errors, judge, phases
 from benchmarks.claims.sharded_tasks import (
     DLRMS,
@@ -41,7 +42,6 @@ from hybridperf.ops.embedding import Table, Zipf
 from hybridperf.workloads.programs.jax.hlo import parse
 from hybridperf.workloads.programs.jax.hlo_collectives import collective_calls
 from hybridperf.workloads.programs.jax.program import from_program, load_content
-from hybridperf.workloads.programs.jax.rank_programs import RankTables, from_rank_programs
 from hybridperf_calibration.training_steps import sharded_dlrm, sharded_step
 from hybridperf_calibration.training_steps.sharded_tasks import read_tasks
 

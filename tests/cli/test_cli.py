@@ -393,7 +393,7 @@ def test_a_prior_that_cannot_serve_is_refused(refused, rows, measured, tmp_path)
     write_json(
         tmp_path / "prior.json",
         "prior",
-        1,
+        3,
         {"families": {}, "weights_sha256": "", "provenance": {}},
     )
     assert "prior.npz is missing beside it" in refused(

@@ -205,9 +205,10 @@ def test_readers_of_small_tables_take_other_names() -> None:
     assert (job.name, job.arrival_s, job.batch, job.steps, job.gpus) == ("7", 3.0, 64, 10.0, 4)
     requests = recorded(pd.DataFrame({"arrived_s": [1.0, 2.0], "isl": [5, 6], "osl": [2, 3]}))
     assert requests.prompt.tolist() == [5, 6]
-    (kind,) = read_types(pd.DataFrame([{"type": "a", "usd_hour": 2, "fixed_s": 1, "each_s": 0}]))
+    engine = {"model": "llama3-8b", "gpu": "h100_sxm", "backend": "vllm", "isl": 512, "osl": 128}
+    (kind,) = read_types(pd.DataFrame([{"type": "a", "usd_hour": 2, "tp": 1, **engine}]))
     assert (kind.name, kind.usd_per_hour) == ("a", 2.0)
-    arrival_s, size = read_requests(pd.DataFrame({"arrival_s": [2, 1], "batch": [3, 4]}))
+    arrival_s, size = read_requests(pd.DataFrame({"arrival_s": [2, 1], "osl": [3, 4]}))
     assert (arrival_s.tolist(), size.tolist()) == ([1, 2], [4, 3])
 
 

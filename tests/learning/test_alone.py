@@ -699,7 +699,9 @@ def test_a_model_from_before_the_networks_is_to_be_fitted_again(
     older = json.loads(path.read_text()) | {"schema_version": 2}
     path.write_text(json.dumps(with_checksum(older)))
     (tmp_path / "residual.npz").unlink()
-    with pytest.raises(InputError, match=r"schema version 2, .*fit the model again") as error:
+    with pytest.raises(
+        InputError, match=r"schema version 2, .*reads 5 to 6; make it again"
+    ) as error:
         load_model(tmp_path)
     assert "\n" not in str(error.value)
 

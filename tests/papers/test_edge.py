@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from papers.edge import by_rate, inversion, latency_s
+from papers.edge import busy_chance, by_rate, inversion, latency_s
 
-from hybridperf.engine.queues import latency_percentile_s, mean_wait_s
 from hybridperf.serving.pools import InstanceType, latencies
 
 SERVICE_S = 1 / 13
@@ -46,12 +45,37 @@ def test_tails_turn_before_means() -> None:
     assert cloud.min() - 0.05 < rates[0] * SERVICE_S <= cloud.min()
 
 
-@pytest.mark.parametrize("servers", [1, 3])
-def test_percentiles_are_the_library_s(servers) -> None:
-    found = latency_s(0.8 * servers, servers, 1.0, share=0.95)
-    assert found == pytest.approx(latency_percentile_s(0.8 * servers, 1.0, servers, 0.95), rel=1e-9)
-    mean = latency_s(0.8 * servers, servers, 1.0, service_cv2=0.0)
-    assert mean == pytest.approx(1.0 + mean_wait_s(0.8 * servers, 1.0, servers, service_cv2=0.0))
+def test_one_server_is_the_textbook_one() -> None:
+    """M/M/1: wait u / (1 - u) services; M/D/1 half of it; exponential latencies."""
+    assert latency_s(0.8, 1, 1.0) == pytest.approx(5.0)
+    assert latency_s(0.8, 1, 1.0, service_cv2=0.0) == pytest.approx(3.0)
+    assert latency_s(0.8, 1, 1.0, share=0.99) == pytest.approx(np.log(100) / 0.2)
+    assert latency_s(1.0, 1, 1.0) == np.inf
+
+
+@pytest.mark.parametrize(("servers", "busy"), [(2, 1.0), (10, 8.0), (100, 90.0)])
+def test_many_servers_are_the_sum_over_states(servers: int, busy: float) -> None:
+    """Erlang C as its sum: busy^k / k! k / (k - busy) over all states."""
+    terms = np.cumprod([1.0, *(busy / np.arange(1, servers + 1))])
+    last = terms[-1] * servers / (servers - busy)
+    assert busy_chance(busy, 1.0, servers) == pytest.approx(last / (terms[:-1].sum() + last))
+
+
+def test_waits_of_published_vectors() -> None:
+    """Waits over service at utilisations of 0.5, 0.7, 0.9."""
+    for servers, waits in (
+        (1, (1.0, 2.3333, 9.0)), (5, (0.0521, 0.2519, 1.5250)), (10, (0.0072, 0.0739, 0.6687)),
+    ):  # fmt: skip
+        found = [latency_s(servers * u, servers, 1.0) - 1 for u in (0.5, 0.7, 0.9)]
+        np.testing.assert_allclose(found, waits, atol=6e-5)
+
+
+@pytest.mark.parametrize(("servers", "busy"), [(2, 1.0), (3, 2.0), (8, 6.5)])
+def test_the_mean_is_the_integral_of_percentiles(servers: int, busy: float) -> None:
+    shares = np.concatenate([np.linspace(0.0005, 0.9985, 999), 1 - np.geomspace(1e-3, 1e-9, 300)])
+    found = [latency_s(busy, servers, 1.0, share=share) for share in shares]
+    mean_s = float(np.trapezoid(found, shares))
+    assert mean_s == pytest.approx(latency_s(busy, servers, 1.0), rel=2e-3)
 
 
 def test_the_turn_is_that_of_simulated_requests() -> None:

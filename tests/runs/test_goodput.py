@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from papers.edge import busy_chance
 from scipy.special import lambertw
 from support.run_events import Run
 
-from hybridperf.engine.queues import erlang_b, erlang_b_between, erlang_c
+from hybridperf.engine.queues import erlang_b, erlang_b_between
 from hybridperf.runs.goodput import (
     SHARES,
     FailureCycle,
@@ -172,7 +173,7 @@ def test_erlangs_loss_is_the_textbook_one() -> None:
     assert erlang_b_between(16, 12.0) == pytest.approx(0.06041, abs=5e-6)
     for places, load in ((0, 3000.0), (100, 2000.0), (3, 700.0), (1500, 2000.0)):
         assert erlang_b_between(places, load) == pytest.approx(erlang_b(places, load), rel=1e-9)
-    waits = float(erlang_c(10, 7.0))
+    waits = busy_chance(7.0, 1.0, 10)
     assert erlang_b_between(10, 7.0) == pytest.approx((10 - 7) * waits / (10 - 7 * waits), rel=1e-9)
     with jax.enable_x64(True):
         slope = float(jax.grad(lambda count: erlang_b_between(count, 3.0))(4.5))

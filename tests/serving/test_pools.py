@@ -1,13 +1,15 @@
 """Pools of unlike machines: cases that are known or counted out."""
 
+import io
 import itertools
 
 import numpy as np
 import pandas as pd
 import pytest
 import simpy
+from papers.edge import latency_s
 
-from hybridperf.engine.queues import latency_percentile_s, mean_wait_s
+import hybridperf as hp
 from hybridperf.io import InputError
 from hybridperf.serving.pools import (
     InstanceType,
@@ -116,45 +118,52 @@ def test_a_pool_of_one_type_is_the_queue_of_the_textbook(servers, utilisation) -
     gaps, size = rng.exponential(1.0, (2, count))  # their means are made exact: less noise
     arrival_s, size = np.cumsum(gaps / gaps.mean() / rate), size / size.mean()
     found = latencies([InstanceType("", 1.0, 0.0, 1.0)], [servers], arrival_s, size)
-    assert found.mean() == pytest.approx(1.0 + float(mean_wait_s(rate, 1.0, servers)), rel=0.02)
+    assert found.mean() == pytest.approx(latency_s(rate, servers, 1.0), rel=0.02)
     assert np.quantile(found, 0.95) == pytest.approx(
-        latency_percentile_s(rate, 1.0, servers, 0.95), rel=0.02
+        latency_s(rate, servers, 1.0, share=0.95), rel=0.02
     )
+
+
+ENGINES = """name,usd_per_hour,model,gpu,backend,tp,precision,isl,osl
+quick,3.5,llama3-8b,h100_sxm,vllm,1,bf16,512,128
+slow,1,llama3-8b,l40s,vllm,1,bf16,512,128
+"""
+
+
+def test_instances_are_priced_as_serve_prices_them(tmp_path) -> None:
+    frame = pd.read_csv(io.StringIO(ENGINES))
+    rows = frame.drop(columns=["name", "usd_per_hour"]).assign(concurrency=1)
+    served = hp.predict_serving(rows)
+    for kind, (_, one) in zip(read_types(frame), served.iterrows(), strict=True):
+        whole_s = one["predicted_ttft_s"] + 127 * one["predicted_tpot_s"]
+        assert kind.seconds(np.array([128.0]))[0] == pytest.approx(whole_s, rel=1e-12)
+    with pytest.raises(InputError, match=r"can be priced, got slow: .*fp4"):
+        read_types(frame.assign(precision=["bf16", "fp4"]))
+    with pytest.raises(InputError, match="got quick twice"):
+        read_types(frame.assign(name="quick"))
+    with pytest.raises(InputError, match="in usd_per_hour of instance 1, got 'inf'"):
+        read_types(frame.assign(usd_per_hour=np.inf))
 
 
 def test_the_command_finds_the_pool(run, refused, tmp_path) -> None:
     types, requests = tmp_path / "types.csv", tmp_path / "requests.csv"
-    types.write_text("name,usd_per_hour,fixed_s,each_s\nquick,3.5,.01,.001\nslow,1,.02,.005\n")
-    arrival_s, size = arrivals(60.0, 1500)
+    types.write_text(ENGINES)
+    rng = np.random.default_rng(0)
+    arrival_s, size = np.cumsum(rng.exponential(1 / 2.2, 600)), rng.integers(32, 256, 600)
     rows = zip(arrival_s, size, strict=True)
     requests.write_text("arrival_s,size\n" + "".join(f"{one},{many}\n" for one, many in rows))
-    asked = ("pool", types, requests, "--limit", "140ms", "--most", "7")
+    asked = ("pool", types, requests, "--limit", "10s", "--most", "7")
     status, text, _ = run(*asked, "--out", tmp_path / "pools.csv")
     assert status == 0
     pools = pd.read_csv(tmp_path / "pools.csv").set_index("pool")
-    assert pools.loc["mixed", ["quick", "slow"]].tolist() == [1, 3]
-    assert pools.loc["quick", "usd_per_hour"] == 7.0
-    assert "mixed, it costs 7.1% less" in text
-    assert "1 x quick, 3 x slow: 6.5 USD/h" in text
-    assert "2 x quick: 7 USD/h" in text
+    mixed = pools.loc["mixed"]
+    assert mixed[["quick", "slow"]].tolist() == [2, 1]
+    assert (mixed["usd_per_hour"], pools.loc["quick", "usd_per_hour"]) == (8.0, 10.5)
+    assert "mixed, it costs 23.8% less" in text
+    assert mixed["within"] >= 0.99
     assert "expected a time" in refused("pool", types, requests, "--limit", "soon")
     assert "expected columns arrival_s, size" in refused("pool", types, types, "--limit", "1s")
     assert "expected columns name" in refused("pool", requests, requests, "--limit", "1s")
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"usd_per_hour": np.inf}, "in usd_per_hour of instance 1, got 'inf'"),
-        ({"each_s": -1.0}, "in each_s of instance 1, got '-1"),
-        ({"fixed_s": 0.0, "each_s": 0.0}, "not both seconds 0"),
-        ({"name": ["a", "a"]}, "got a twice"),
-    ],
-)
-def test_tables_of_instances_refuse(change, says) -> None:
-    row = {"name": ["a", "b"], "usd_per_hour": 1.0, "fixed_s": 0.1, "each_s": 0.1}
-    with pytest.raises(InputError, match=says):
-        read_types(pd.DataFrame(row | change))
 
 
 @pytest.mark.parametrize(("size", "arrival_s"), [(-1.0, 0.0), (np.inf, 0.0), (1.0, np.inf)])

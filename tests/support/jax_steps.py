@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import optax
 
 import hybridperf as hp
+from benchmarks.claims import gpu_jax_steps
+from benchmarks.claims.gpu_jax_steps import Experts as Moe
+from benchmarks.claims.gpu_jax_steps import Mamba, classified, clicked, f32, i32, squared
 from hybridperf.engine.workload import Workload
 from hybridperf.ops import OpCall
-from hybridperf.validate import gpu_jax_steps
-from hybridperf.validate.gpu_jax_steps import Experts as Moe
-from hybridperf.validate.gpu_jax_steps import Mamba, classified, clicked, f32, i32, squared
 
 H100 = "h100_sxm"
 

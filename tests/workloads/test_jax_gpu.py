@@ -25,6 +25,7 @@ from support.jax_steps import (
 )
 
 import hybridperf as hp
+from benchmarks.claims.gpu_jax_steps import bf16
 from hybridperf.engine.workload import Workload
 from hybridperf.model.price import price
 from hybridperf.ops import (
@@ -36,7 +37,6 @@ from hybridperf.ops import (
     ScatterAdd,
     Sort,
 )
-from hybridperf.validate.gpu_jax_steps import bf16
 from hybridperf.workloads.programs.ratios import FUSED_ATTENTION
 
 

@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec as P
 from support.jax_steps import H100, f32, gpu, ran
 
 import hybridperf as hp
+from benchmarks.claims.gpu_jax_steps import bf16
 from hybridperf.io import InputError
 from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.ops import Gemm
-from hybridperf.validate.gpu_jax_steps import bf16
 from hybridperf.workloads.programs.jax.hlo import Instruction, Shape
 from hybridperf.workloads.programs.jax.hlo_collectives import collective_calls
 

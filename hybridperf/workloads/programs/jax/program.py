@@ -8,7 +8,7 @@ computation is one chain of ops in XLA's own schedule:
     call, [fresh memory], instruction, instruction, ...
 
 Collectives are priced as the model's links carry them; ranks meet in them where all ranks' programs
-are given (`rank_programs`). While loops count their body times the trip count that XLA found. A CPU
+are given. While loops count their body times the trip count that XLA found. A CPU
 calls the ops of a body back to back, 10 to 20 ns each (or has compiled a small loop into one
 kernel): they pay no launch floor. Of a conditional the costlier branch is taken, and a note says
 so. An instruction nobody knows is an error that names it, unless the caller lists its opcode (or

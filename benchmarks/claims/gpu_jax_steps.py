@@ -15,7 +15,17 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-Array = Any
+from hybridperf.validate.jax_steps import (
+    Array,
+    Cnn,
+    Layer,
+    Lstm,
+    Residual,
+    Vit,
+    classified,
+    training,
+)
+
 Made = tuple[Callable[..., Any], tuple[Any, ...], int]
 BF16 = jnp.bfloat16
 
@@ -42,30 +52,15 @@ def step_of(
     return training(net, loss, update), (params, state, x, y), below
 
 
-def training(net: nn.Module, loss: Callable[..., Array], update: Any) -> Callable[..., Any]:
-    """(params, state, x, y) -> (params, state, loss): a step of a net with an optimizer."""
-
-    def step(params: Any, state: Any, x: Any, y: Array) -> tuple[Any, Any, Array]:
-        value, grads = jax.value_and_grad(lambda p: loss(net.apply(p, x), y))(params)
-        changes, state = update.update(grads, state, params)
-        return optax.apply_updates(params, changes), state, value
-
-    return step
-
-
 def donated(shapes: tuple[Any, ...]) -> tuple[int, ...]:
     """Places of what a step takes over: parameters and their state."""
     return (0, 1) if len(shapes) == 4 else ()
 
 
 def inference_of(net: nn.Module, x: Any, below: int = 10) -> Made:
-    """A forward pass of a module as a step; `below` bounds its random integers."""
+    """A forward pass."""
     params = jax.eval_shape(lambda: net.init(jax.random.key(0), jnp.zeros(x.shape, x.dtype)))
     return (lambda params, x: net.apply(params, x)), (params, x), below
-
-
-def classified(found: Array, labels: Array) -> Array:
-    return optax.softmax_cross_entropy_with_integer_labels(found.astype(jnp.float32), labels).mean()
 
 
 def squared(found: Array, wanted: Array) -> Array:
@@ -77,7 +72,7 @@ def clicked(found: Array, labels: Array) -> Array:
 
 
 class Perceptron(nn.Module):
-    """Dense layers of one width."""
+    """Layers of one width."""
 
     width: int
     depth: int
@@ -90,75 +85,8 @@ class Perceptron(nn.Module):
         return nn.Dense(16, dtype=self.dtype)(x)
 
 
-class Cnn(nn.Module):
-    """Convolutions, each followed by max pooling."""
-
-    widths: tuple[int, ...] = (64, 128, 256)
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        for width in self.widths:
-            x = nn.relu(nn.Conv(width, (3, 3), dtype=self.dtype)(x))
-            x = nn.max_pool(x, (2, 2), (2, 2))
-        return nn.Dense(10, dtype=self.dtype)(x.reshape(x.shape[0], -1))
-
-
-class Residual(nn.Module):
-    """Residual blocks, each of which halves the image."""
-
-    width: int
-    depth: int
-    dtype: Any = BF16
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        for at in range(self.depth):
-            c = self.width * 2**at
-            conv = lambda size, stride, c=c: nn.Conv(  # noqa: E731
-                c, (size, size), (stride, stride), use_bias=False, dtype=self.dtype
-            )
-            y = nn.relu(nn.GroupNorm(8, dtype=self.dtype)(conv(3, 1)(x)))
-            y = nn.GroupNorm(8, dtype=self.dtype)(conv(3, 2)(y))
-            x = nn.relu(conv(1, 2)(x) + y)
-        return nn.Dense(10)(x.mean((1, 2)))
-
-
-class Layer(nn.Module):
-    """A layer of a Transformer, its attention as flax writes it."""
-
-    heads: int
-    dtype: Any
-    causal: bool = False
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        mask = nn.make_causal_mask(x[..., 0]) if self.causal else None
-        attention = nn.MultiHeadDotProductAttention(self.heads, dtype=self.dtype)
-        x = x + attention(nn.LayerNorm(dtype=self.dtype)(x), mask=mask)
-        h = nn.Dense(4 * x.shape[-1], dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(x))
-        return x + nn.Dense(x.shape[-1], dtype=self.dtype)(nn.gelu(h))
-
-
-class Vit(nn.Module):
-    """Patches of an image through a Transformer."""
-
-    width: int
-    depth: int
-    dtype: Any = BF16
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        patches = nn.Conv(self.width, (16, 16), (16, 16), padding="VALID", dtype=self.dtype)(x)
-        x = patches.reshape(x.shape[0], -1, self.width)
-        x = x + self.param("places", nn.initializers.normal(), (1, x.shape[1], self.width))
-        for _ in range(self.depth):
-            x = Layer(self.width // 64, self.dtype)(x)
-        return nn.Dense(10, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(x).mean(1))
-
-
 class Gpt(nn.Module):
-    """A causal language model of Transformer layers."""
+    """A language model."""
 
     width: int
     depth: int
@@ -207,19 +135,8 @@ class Convnext(nn.Module):
         return nn.Dense(10, dtype=BF16)(x.mean((1, 2)))
 
 
-class Lstm(nn.Module):
-    """A recurrent layer: a loop of small products."""
-
-    width: int
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        x = nn.RNN(nn.OptimizedLSTMCell(self.width))(nn.Embed(1000, self.width)(x))
-        return nn.Dense(1000)(x)
-
-
 class Gnn(nn.Module):
-    """Message passing along random edges."""
+    """Messages along edges."""
 
     nodes: int
     edges: int
