@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import SOONER_COMPILED, Array, is_traced
+from hybridperf.io.namespace import QUICKLY_COMPILED, SOONER_COMPILED, Array, is_traced
 
 Knobs = Mapping[str, Any]
 """Numbers by name, in dicts."""
@@ -79,7 +79,8 @@ class KnobFunction:
             InputError: when a knob is unknown or no number.
         """
         whole = completed(self.knobs, knobs)
-        return self._compiled[is_traced(whole)](self._in_precision(), whole)
+        told = self._in_parts if is_traced() else self._alone
+        return told(self._in_precision(), whole)
 
     def _in_precision(self) -> Any:
         precision = jnp.result_type(float)
@@ -88,15 +89,45 @@ class KnobFunction:
                 self._by_precision[precision] = self._arrays()
         return self._by_precision[precision]
 
+    def _told(self, arrays: Any, knobs: Knobs) -> Any:
+        return self._results(arrays, within_reach(knobs, self._usual))
+
     @functools.cached_property
-    def _compiled(self) -> dict[bool, Callable[[Any, Knobs], Any]]:
-        """By whether it is part of a larger function."""
+    def _in_parts(self) -> Callable[[Any, Knobs], Any]:
+        """As part of a larger function that is compiled."""
+        return jax.jit(self._told)
 
-        def results(arrays: Any, knobs: Knobs) -> Any:
-            return self._results(arrays, within_reach(knobs, self._usual))
+    @functools.cached_property
+    def _alone(self) -> Callable[[Any, Knobs], Any]:
+        """By itself: values, and slopes of first order, by functions of its own that are compiled
+        in a third of the time; JAX refuses such options inside another function.
+        """
+        value = jax.jit(self._told, compiler_options=SOONER_COMPILED)
 
-        alone = jax.jit(results, compiler_options=SOONER_COMPILED)
-        return {True: jax.jit(results), False: alone}
+        def both(arrays: Any, knobs: Knobs) -> tuple[Any, Any]:
+            told = jax.jacrev(lambda knobs: (self._told(arrays, knobs),) * 2, has_aux=True)
+            slopes, found = told(knobs)
+            return found, slopes
+
+        slopes = jax.jit(both, compiler_options=QUICKLY_COMPILED)
+
+        @jax.custom_jvp
+        def told(arrays: Any, knobs: Knobs) -> Any:
+            return (self._in_parts if is_traced(knobs) else value)(arrays, knobs)
+
+        @told.defjvp
+        def _(at: tuple[Any, Knobs], ways: tuple[Any, Knobs]) -> tuple[Any, Any]:
+            arrays, knobs = at
+            if is_traced(knobs):  # of many points at once, or their own slopes
+                part = functools.partial(self._in_parts, arrays)
+                return jax.jvp(part, (knobs,), (ways[1],))
+            found, by_knob = slopes(arrays, knobs)
+            of = jax.tree.structure(found)
+            moved = [sum(jax.tree.leaves(jax.tree.map(jnp.multiply, one, ways[1])))
+                     for one in of.flatten_up_to(by_knob)]  # fmt: skip
+            return found, of.unflatten(moved)
+
+        return told
 
 
 def completed(usual: Knobs, given: Knobs, where: str = "") -> dict[str, Any]:
