@@ -16,14 +16,14 @@ from pydantic import Field
 
 from hybridperf.explore.frames import QUESTIONS, Question
 from hybridperf.explore.sweeps.tables import CollectivesTarget, OpsTarget
-from hybridperf.explore.sweeps.target import Columns, Target, place, register
+from hybridperf.explore.sweeps.target import Columns, WrittenTarget, place, register
 from hybridperf.explore.sweeps.written import Names, Part
 from hybridperf.fields import fields_of
 from hybridperf.fields.columns import said_by
 from hybridperf.io import InputError, unknown
 
 _POINT = "point"
-_CHECKS: Mapping[str, type[Target]] = {"ops": OpsTarget, "collectives": CollectivesTarget}
+_CHECKS: Mapping[str, type[WrittenTarget]] = {"ops": OpsTarget, "collectives": CollectivesTarget}
 
 
 class TableGiven(Part):
@@ -44,7 +44,7 @@ class TableGiven(Part):
 
 
 @register("table")
-class TableTarget(Target):
+class TableTarget(WrittenTarget):
     """Rows predicted by the function of frames of a question, by chunks."""
 
     Given = TableGiven
