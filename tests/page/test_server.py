@@ -107,7 +107,8 @@ def test_questions_of_another_kind_or_size_are_refused(page: Served) -> None:
 
 
 def test_a_question_is_the_commands(page: Served) -> None:
-    head, *_, last = lines(page.request("POST", "ask", body(values=STEP | {"global_batch": 8}), **JSON)[2])
+    asked = body(values=STEP | {"global_batch": 8})
+    head, *_, last = lines(page.request("POST", "ask", asked, **JSON)[2])
     words = "model=gpt2-xl gpu=h100_sxm n_gpus=1 tp=1 pp=1 global_batch=8"
     assert head["command"] == f"hybridperf steps {words}"
     found: dict = {}
