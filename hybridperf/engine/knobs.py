@@ -79,8 +79,7 @@ class KnobFunction:
             InputError: when a knob is unknown or no number.
         """
         whole = completed(self.knobs, knobs)
-        told = self._in_parts if is_traced() else self._alone
-        return told(self._in_precision(), whole)
+        return self._compiled(self._in_precision(), whole)
 
     def _in_precision(self) -> Any:
         precision = jnp.result_type(float)
@@ -93,41 +92,40 @@ class KnobFunction:
         return self._results(arrays, within_reach(knobs, self._usual))
 
     @functools.cached_property
-    def _in_parts(self) -> Callable[[Any, Knobs], Any]:
-        """As part of a larger function that is compiled."""
-        return jax.jit(self._told)
+    def _compiled(self) -> Callable[[Any, Knobs], Any]:
+        return compiled(self._told)
 
-    @functools.cached_property
-    def _alone(self) -> Callable[[Any, Knobs], Any]:
-        """By itself: values, and slopes of first order, by functions of its own that are compiled
-        in a third of the time; JAX refuses such options inside another function.
-        """
-        value = jax.jit(self._told, compiler_options=SOONER_COMPILED)
 
-        def both(arrays: Any, knobs: Knobs) -> tuple[Any, Any]:
-            told = jax.jacrev(lambda knobs: (self._told(arrays, knobs),) * 2, has_aux=True)
-            slopes, found = told(knobs)
-            return found, slopes
+def compiled(told: Callable[[Any, Knobs], Any]) -> Callable[[Any, Knobs], Any]:
+    """A function of arrays and of knobs, compiled: as part of a larger function that is compiled;
+    by itself, values and slopes of first order by functions of their own, compiled in a third of
+    the time by options that JAX refuses inside another function.
+    """
+    part, value = jax.jit(told), jax.jit(told, compiler_options=SOONER_COMPILED)
 
-        slopes = jax.jit(both, compiler_options=QUICKLY_COMPILED)
+    def both(arrays: Any, knobs: Knobs) -> tuple[Any, Any]:
+        twice = jax.jacrev(lambda knobs: (told(arrays, knobs),) * 2, has_aux=True)
+        by_knob, found = twice(knobs)
+        return found, by_knob
 
-        @jax.custom_jvp
-        def told(arrays: Any, knobs: Knobs) -> Any:
-            return (self._in_parts if is_traced(knobs) else value)(arrays, knobs)
+    slopes = jax.jit(both, compiler_options=QUICKLY_COMPILED)
 
-        @told.defjvp
-        def _(at: tuple[Any, Knobs], ways: tuple[Any, Knobs]) -> tuple[Any, Any]:
-            arrays, knobs = at
-            if is_traced(knobs):  # of many points at once, or their own slopes
-                part = functools.partial(self._in_parts, arrays)
-                return jax.jvp(part, (knobs,), (ways[1],))
-            found, by_knob = slopes(arrays, knobs)
-            of = jax.tree.structure(found)
-            moved = [sum(jax.tree.leaves(jax.tree.map(jnp.multiply, one, ways[1])))
-                     for one in of.flatten_up_to(by_knob)]  # fmt: skip
-            return found, of.unflatten(moved)
+    @jax.custom_jvp
+    def alone(arrays: Any, knobs: Knobs) -> Any:
+        return (part if is_traced(knobs) else value)(arrays, knobs)
 
-        return told
+    @alone.defjvp
+    def _(at: tuple[Any, Knobs], ways: tuple[Any, Knobs]) -> tuple[Any, Any]:
+        arrays, knobs = at
+        if is_traced(knobs):  # of many points at once, or their own slopes
+            return jax.jvp(functools.partial(part, arrays), (knobs,), (ways[1],))
+        found, by_knob = slopes(arrays, knobs)
+        of = jax.tree.structure(found)
+        moved = [sum(jax.tree.leaves(jax.tree.map(jnp.multiply, one, ways[1])))
+                 for one in of.flatten_up_to(by_knob)]  # fmt: skip
+        return found, of.unflatten(moved)
+
+    return lambda arrays, knobs: (part if is_traced() else alone)(arrays, knobs)
 
 
 def completed(usual: Knobs, given: Knobs, where: str = "") -> dict[str, Any]:
