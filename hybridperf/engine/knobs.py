@@ -120,10 +120,11 @@ def compiled(told: Callable[[Any, Knobs], Any]) -> Callable[[Any, Knobs], Any]:
         if is_traced(knobs):  # of many points at once, or their own slopes
             return jax.jvp(functools.partial(part, arrays), (knobs,), (ways[1],))
         found, by_knob = slopes(arrays, knobs)
-        of = jax.tree.structure(found)
-        moved = [sum(jax.tree.leaves(jax.tree.map(jnp.multiply, one, ways[1])))
-                 for one in of.flatten_up_to(by_knob)]  # fmt: skip
-        return found, of.unflatten(moved)
+
+        def moved(_: Any, slopes: Knobs) -> Any:
+            return sum(jax.tree.leaves(jax.tree.map(jnp.multiply, slopes, ways[1])))
+
+        return found, jax.tree.map(moved, found, by_knob)
 
     return lambda arrays, knobs: (part if is_traced() else alone)(arrays, knobs)
 

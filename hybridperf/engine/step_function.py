@@ -180,7 +180,12 @@ def seconds_at(
 @functools.cache
 def _seconds(groups: tuple[str, ...]) -> Callable[[Any, Knobs], Any]:
     """`seconds_at` by (program, rows, today's platform) and knobs."""
-    return compiled(lambda arrays, knobs: seconds_at(*arrays, groups, knobs))
+
+    def told(arrays: Any, knobs: Knobs) -> Array:
+        program, rows, today = arrays
+        return seconds_at(program, rows, today, groups, knobs)
+
+    return compiled(told)
 
 
 def _held_seconds(
