@@ -171,7 +171,7 @@ class _Steps:
         met = () if model.collectives is None else model.collectives.libraries
         libraries = met or (DEFAULT_IMPLEMENTATION, usual)
         all_reduce = usual if all_reduce is None else all_reduce
-        if all_reduce not in (*libraries, usual):
+        if all_reduce not in ("", *libraries, usual):  # "": none in particular
             words = f"known are {', '.join(libraries)}"
             raise unknown("library of all_reduce", all_reduce, libraries, words)
         rows, tables = steps_as_rows(model, deployment, all_reduce)
