@@ -274,6 +274,14 @@ class CollectiveModel:
         measured = {CollectiveImplementation.parse(one.group).library for one in self.measured}
         return measured.pop() if len(measured) == 1 else DEFAULT_IMPLEMENTATION
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Libraries, with their kernels, that were measured here or elsewhere; none of a
+        datasheet, to which all are alike.
+        """
+        met = () if self.adapted is None else self.adapted.prior.population.implementations
+        return tuple(sorted({CollectiveImplementation.parse(one).library for one in met}))
+
     def table(self, frame: pd.DataFrame) -> CollectiveTable:
         """Rows of a table for `price`; `InputError` for one that cannot be priced."""
         return self.priced(frame)[0]

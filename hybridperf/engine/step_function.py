@@ -27,7 +27,8 @@ The slope is that of the longest path, exact but at ties, where it is that of on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -37,12 +38,12 @@ import numpy as np
 from hybridperf.collectives.traffic import Links
 from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import makespan
-from hybridperf.engine.knobs import Knobs, clipped, completed, units_of, within_reach
+from hybridperf.engine.knobs import Knobs, clipped, compiled, completed, units_of, within_reach
 from hybridperf.engine.lower import Lowered, StepProgram, lower
 from hybridperf.engine.prediction import check_backend
 from hybridperf.engine.workload import Workload, priced
 from hybridperf.hardware import LEVELS
-from hybridperf.io.namespace import QUICKLY_COMPILED, SOONER_COMPILED, Array, is_traced
+from hybridperf.io.namespace import QUICKLY_COMPILED, Array
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel, Platform, canonical
 from hybridperf.model.alive import MACHINE, AliveCorrections, alive_corrections, in_precision
 from hybridperf.model.calls import no_op
@@ -176,8 +177,15 @@ def seconds_at(
     return makespan(program, rows.durations(platform)[:, None])[0]
 
 
-_seconds = jax.jit(seconds_at, static_argnums=3)
-_seconds_alone = jax.jit(seconds_at, static_argnums=3, compiler_options=SOONER_COMPILED)
+@functools.cache
+def _seconds(groups: tuple[str, ...]) -> Callable[[Any, Knobs], Any]:
+    """`seconds_at` by (program, rows, today's platform) and knobs."""
+
+    def told(arrays: Any, knobs: Knobs) -> Array:
+        program, rows, today = arrays
+        return seconds_at(program, rows, today, groups, knobs)
+
+    return compiled(told)
 
 
 def _held_seconds(
@@ -250,8 +258,7 @@ class StepFunction:
         """
         rows, today, usual = self._arrays()
         whole = completed(usual, knobs)
-        seconds = _seconds if is_traced(whole) else _seconds_alone
-        return seconds(self._program, rows, today, self._step.groups, whole)
+        return _seconds(self._step.groups)((self._program, rows, today), whole)
 
     def slopes(self) -> dict[str, Any]:
         """d seconds / d knob at today's values: `jax.grad(self)(self.knobs)`, sooner compiled.

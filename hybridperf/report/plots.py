@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import replacing
+from hybridperf.io import InputError, replacing
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.learning_curve import ALL_OPS
 from hybridperf.ops import GROUPS
@@ -273,6 +274,8 @@ def shared_legend(figure: Any, panels: Sequence[Any], **style: Any) -> None:
 
 
 def save_figure(figure: Any, path: str | os.PathLike, dpi: int = 130) -> None:
-    """Write a figure as PNG, whole or not at all."""
+    """Write a figure as PNG, whole or not at all; `InputError` where it is named otherwise."""
+    if (ending := Path(path).suffix.lower()) not in ("", ".png"):
+        raise InputError(f"expected a .png file for a plot, got {ending} of {path}; name it .png")
     with replacing(path, "wb") as handle:
         figure.savefig(handle, format="png", dpi=dpi)

@@ -20,6 +20,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION
 from hybridperf.engine.knobs import KnobFunction, Knobs
 from hybridperf.engine.step_function import PreparedStep, platform_at
 from hybridperf.engine.step_times import StepTimes
@@ -166,7 +167,13 @@ class _Steps:
         if deployment.framework and deployment.framework not in serving_frameworks():
             names = serving_frameworks()
             raise unknown("framework", deployment.framework, names, f"known are {', '.join(names)}")
-        all_reduce = known_names()["reduce"] if all_reduce is None else all_reduce
+        usual = str(known_names()["reduce"])
+        met = () if model.collectives is None else model.collectives.libraries
+        libraries = met or (DEFAULT_IMPLEMENTATION, usual)
+        all_reduce = usual if all_reduce is None else all_reduce
+        if all_reduce not in ("", *libraries, usual):  # "": none in particular
+            words = f"known are {', '.join(libraries)}"
+            raise unknown("library of all_reduce", all_reduce, libraries, words)
         rows, tables = steps_as_rows(model, deployment, all_reduce)
         eager = deployment.launches == "eager"
         known = believed(deployment.framework, eager=eager, host=model.host)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -174,3 +175,30 @@ def test_an_operating_point_is_what_a_deployment_reaches() -> None:
         for name, value in f({}).items():
             expected = 200 * row["requests_per_s"] if name == "tokens_per_s" else row[name]
             assert float(value) == pytest.approx(expected, rel=1e-6), name
+
+
+def test_an_all_reduce_of_no_library_is_refused() -> None:
+    deployment = hp.Deployment(hp.load_shape("llama3-8b"), tp=2)
+    measured = hp.load_model("h100_sxm").with_collectives(hp.load_collectives("dgx_h100"))
+    for model, known in ((datasheet(), "nccl, trtllm"), (measured, "vllm_custom_graph")):
+        with pytest.raises(hp.InputError, match=f"library of all_reduce 'zzz'.*{known}"):
+            hp.served_step_function(model, deployment, sequences=8, keys=64, all_reduce="zzz")
+
+
+def test_first_slopes_are_those_inside_a_compiled_function() -> None:
+    """And many points' at once, and second slopes."""
+    with jax.enable_x64(True):
+        f = hp.run_function(hp.given_step(2.5, 4096, device="h100_sxm"), 1e6)
+
+        def days(step_s: jax.Array) -> jax.Array:
+            return f({"step_s": step_s})["days"]
+
+        value, slope = jax.value_and_grad(days)(2.5)
+        expected = jax.jit(jax.value_and_grad(days))(2.5)
+        assert (float(value), float(slope)) == pytest.approx(tuple(map(float, expected)), rel=1e-12)
+        many = jax.vmap(jax.grad(days))(jnp.array([2.5, 5.0]))
+        assert float(many[0]) == pytest.approx(float(slope), rel=1e-12)
+        assert float(many[1]) == pytest.approx(float(jax.grad(days)(5.0)), rel=1e-12)
+        (_, moved) = jax.jvp(days, (2.5,), (1.0,))
+        assert float(moved) == pytest.approx(float(slope), rel=1e-12)
+        assert np.isfinite(float(jax.hessian(days)(2.5)))

@@ -55,6 +55,7 @@ def test_a_sweep_and_its_file_are_drawn_alike(tmp_path: Path) -> None:
     [
         ({"x": "gpuss", "y": "tp"}, "did you mean 'gpus'|gpus"),
         ({"x": "gpus", "y": "tp", "best": "fastest"}, "there are least, most"),
+        ({"x": "gpus", "y": "tp", "path": "q.xyz"}, r"expected a .png file .* got .xyz of q.xyz"),
         ({"x": "gpus", "y": "nothing"}, "expected rows"),
         ({"x": "gpus", "y": "tp", "facet": "seconds"}, "facet of up to 12"),
         ({"x": "seconds", "y": "tp", "hue": "name"}, "up to 10 words"),

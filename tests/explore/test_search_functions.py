@@ -3,6 +3,8 @@ numbers, choices, and functions of knobs.
 """
 
 import json
+import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -150,3 +152,25 @@ def test_what_is_wrong_is_said(asked, says):
 def test_a_spec_has_all_of_it():
     with pytest.raises(InputError, match="beside a spec"):
         hp.search("best_batch", {"x": (1, 2)})
+
+
+@pytest.mark.parametrize(
+    ("objective", "bounds", "constraints", "says"),
+    [
+        # an objective that outweighs any limit within reach pulls the other way
+        ("cost", (1.0, 10.0), ["made >= 200"], "x = 10, y = 10, made >= 200 fails by 50.00%"),
+        ("cost", range(1, 11), ["made >= 50", "heat <= 4"],
+         "x = 2, y = 10, made >= 50 fails by 60.00% (50 should be at most 20);"),
+        ("cost", (1.0, 10.0), ["heat >= 150", "made == 200"],
+         "x = 10, y = 10, made == 200 fails by 50.00% (100 should equal 200) and heat >= 150"),
+    ],
+)  # fmt: skip
+def test_where_nothing_meets_all_the_nearest_misses_least(
+    objective: str, bounds: Any, constraints: list[str], says: str
+) -> None:
+    def told(knobs: Any) -> dict[str, Any]:
+        x, y = knobs["x"], knobs["y"]
+        return {"cost": x**30 * y, "made": x * y, "heat": x**2}
+
+    with pytest.raises(InputError, match=re.escape(f"nearest, at {says}")):
+        hp.search(told, {"x": bounds, "y": bounds}, constraints, minimise=objective)

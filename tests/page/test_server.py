@@ -107,12 +107,18 @@ def test_questions_of_another_kind_or_size_are_refused(page: Served) -> None:
 
 
 def test_a_question_is_the_commands(page: Served) -> None:
-    head, *_, last = lines(page.request("POST", "ask", body(), **JSON)[2])
-    words = "model=gpt2-xl gpu=h100_sxm n_gpus=1 tp=1 pp=1"
+    asked = body(values=STEP | {"global_batch": 8})
+    head, *_, last = lines(page.request("POST", "ask", asked, **JSON)[2])
+    words = "model=gpt2-xl gpu=h100_sxm n_gpus=1 tp=1 pp=1 global_batch=8"
     assert head["command"] == f"hybridperf steps {words}"
     found: dict = {}
     exec(head["python"], found)  # the words that the button copies
-    assert found["answer"] == last["answer"]
+    assert "ask" not in head["python"]
+    (row,), (shown,) = found["answer"].to_dict(orient="records"), last["answer"]["rows"]
+    assert row["predicted_s"] == pytest.approx(shown["predicted_s"], rel=1e-9)
+    for name in ("low_s", "high_s", "tokens_per_s", "mfu", "memory_bytes"):
+        number = float("nan") if shown[name] is None else shown[name]
+        assert row[name] == pytest.approx(number, rel=1e-9, nan_ok=True), name
     wrong = lines(page.request("POST", "ask", body(values=STEP | {"tp": 7}), **JSON)[2])
     assert wrong[-1]["answer"]["status"] == 3
 

@@ -101,11 +101,6 @@ class FunctionTarget(Target):
             for name, value in self._results({n: values[n] for n in values if n in own}).items()
         }
 
-    @classmethod
-    def read(cls, given: Any, folder: Any, extremes: Columns) -> Target:
-        """Never: no spec has such a target."""
-        raise NotImplementedError
-
 
 @dataclasses.dataclass(frozen=True)
 class FunctionSearch:

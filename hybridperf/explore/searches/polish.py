@@ -44,7 +44,7 @@ class Optimum:
     held: np.ndarray  # [K] what whole numbers are held at, FREE elsewhere
     f: float
     g: np.ndarray  # [C]
-    violation: float
+    violation: float  # by which constraints are missed, in all
     path_f: tuple[float, ...]  # by round
     path_violation: tuple[float, ...]
 
@@ -140,9 +140,9 @@ def _polished(
     x: np.ndarray, held: np.ndarray, f: float, g: np.ndarray, equal: np.ndarray,
     path: list[tuple[float, float]],
 ) -> Optimum:  # fmt: skip
-    worst = float(np.maximum(0.0, np.where(equal, np.abs(g) - EQUAL, g)).max(initial=0.0))
+    missed = float(np.maximum(0.0, np.where(equal, np.abs(g) - EQUAL, g)).sum())
     path_f, path_violation = zip(*path, strict=True)
-    return Optimum(x, held, f, g, worst, path_f, path_violation)
+    return Optimum(x, held, f, g, missed, path_f, path_violation)
 
 
 def _around(

@@ -46,6 +46,7 @@ class SearchProblem:
 
     spec: SearchSpec
     evaluations: int = 0
+    indifferent: bool = False  # True: f is 0, and what is sought is what misses the limits least
     # the form that objective and constraints take [1 + C], the objective first: in logs, or a scale
     log: np.ndarray = dataclasses.field(init=False)
     scale: np.ndarray = dataclasses.field(init=False)
@@ -133,6 +134,7 @@ class SearchProblem:
         by = np.where(log[:, None], by_logs, by_plain)
         sign = -1 if self.spec.maximise else 1
         g = value[:, 1:] - self.shifts
+        sign = 0 if self.indifferent else sign
         return PointSlopes(sign * value[:, 0], g, sign * by[:, 0], by[:, 1:])
 
     def objective(self, f: Any) -> Any:

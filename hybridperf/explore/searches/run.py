@@ -289,7 +289,7 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         if better(best, relaxed):  # from here what need not be whole cannot end up worse
             relaxed = polish(problem, best.u, free, seed=spec.method.seed)
     if best.violation > 0:
-        _refuse(problem, best)
+        _refuse(problem, [best.u, *_apart(came)])
     here = problem.named(best.u, best.held)
     columns = columns_at(spec, here)
     for rule in problem.constraints:  # the sweep's functions have the last word
@@ -368,17 +368,28 @@ def _apart(came: DescentResult) -> list[np.ndarray]:
     return kept
 
 
-def _refuse(problem: SearchProblem, best: Optimum) -> None:
-    """`InputError` that names what cannot be met."""
-    knobs = problem.named(best.u, best.held)
+def _refuse(problem: SearchProblem, starts: Sequence[np.ndarray]) -> None:
+    """`InputError` that names what cannot be met, at the point that misses the limits least in
+    all, whatever its objective.
+    """
+    problem.indifferent = True
+    free = np.full(problem.knobs, FREE)
+    polished = (polish(problem, start, free) for start in starts)
+    nearest = min(polished, key=lambda one: one.violation)
+    if any(knob.integer for knob in problem.spec.knobs):
+        nearest = rounded(problem, nearest)
+    knobs = problem.named(nearest.u, nearest.held)
     columns = columns_at(problem.spec, knobs)
-    missed = np.where(problem.equal, np.abs(best.g), np.maximum(0, best.g))
-    worst = problem.constraints[int(missed.argmax())]
-    less, more = worst.sides.at(columns)
     at = ", ".join(f"{name} = {value:.4g}" for name, value in knobs.items())
-    by = f"{_shortfall(worst, columns):.2%} ({less:.5g} should be at most {more:.5g})"
-    fails = f"nearest, at {at}, {worst.text} fails by {by}; loosen it or widen a knob's bounds"
-    raise InputError(f"no point was found that meets all constraints: {fails}")
+    short = {rule: _shortfall(rule, columns) for rule in problem.constraints}
+    fails = []
+    for rule, by in sorted(short.items(), key=lambda one: -one[1]):
+        less, more = rule.sides.at(columns)
+        should = "equal" if rule.sides.equal else "be at most"
+        if by > FEASIBLE:
+            fails.append(f"{rule.text} fails by {by:.2%} ({less:.5g} should {should} {more:.5g})")
+    told = f"nearest, at {at}, {' and '.join(fails)}; loosen that or widen a knob's bounds"
+    raise InputError(f"no point was found that meets all constraints: {told}")
 
 
 def _shortfall(one: Constraint, columns: Mapping[str, float]) -> float:

@@ -22,7 +22,7 @@ from hybridperf.engine.step_function import by_names, step_function
 from hybridperf.engine.workload import Workload
 from hybridperf.explore.sweeps import trust
 from hybridperf.explore.sweeps.document import check_keys
-from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
+from hybridperf.explore.sweeps.target import Columns, WrittenTarget, check_positive, place, register
 from hybridperf.explore.sweeps.written import Part
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel, model_or_datasheet
@@ -43,7 +43,7 @@ class ProgramGiven(Part):
 
 
 @register("program")
-class ProgramTarget(Target):
+class ProgramTarget(WrittenTarget):
     """`predict_batch` by chunks."""
 
     Given = ProgramGiven

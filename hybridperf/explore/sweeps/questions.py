@@ -15,7 +15,7 @@ import pandas as pd
 from pydantic import Field
 
 from hybridperf.explore.sweeps.tables import CollectivesTarget, OpsTarget
-from hybridperf.explore.sweeps.target import Columns, Target, place, register
+from hybridperf.explore.sweeps.target import Columns, WrittenTarget, place, register
 from hybridperf.explore.sweeps.written import Names, Part
 from hybridperf.fields import fields_of
 from hybridperf.fields.columns import said_by
@@ -23,7 +23,7 @@ from hybridperf.fields.frames import ANSWERED_BY, Question, question_of
 from hybridperf.io import InputError
 
 _POINT = "point"
-_CHECKS: Mapping[str, type[Target]] = {"ops": OpsTarget, "collectives": CollectivesTarget}
+_CHECKS: Mapping[str, type[WrittenTarget]] = {"ops": OpsTarget, "collectives": CollectivesTarget}
 
 
 class TableGiven(Part):
@@ -44,7 +44,7 @@ class TableGiven(Part):
 
 
 @register("table")
-class TableTarget(Target):
+class TableTarget(WrittenTarget):
     """Rows predicted by the function of frames of a question, by chunks."""
 
     Given = TableGiven

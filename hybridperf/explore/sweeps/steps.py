@@ -49,7 +49,7 @@ from hybridperf.explore.sweeps.document import check_keys
 from hybridperf.explore.sweeps.programs import batch_size
 from hybridperf.explore.sweeps.smooth import soft_end
 from hybridperf.explore.sweeps.step_ops import StepEntry, StepOp, alike_ops, graph_of, read_ops
-from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
+from hybridperf.explore.sweeps.target import Columns, WrittenTarget, check_positive, place, register
 from hybridperf.explore.sweeps.written import Part
 from hybridperf.io.namespace import QUICKLY_COMPILED, SOONER_COMPILED, Array
 from hybridperf.io.numbers import NINE_OF_TEN
@@ -76,7 +76,7 @@ class StepGiven(Part):
 
 
 @register("step")
-class StepTarget(Target):
+class StepTarget(WrittenTarget):
     """Seconds of one step of ops and collectives that the spec lists."""
 
     Given = StepGiven

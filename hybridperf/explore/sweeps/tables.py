@@ -13,7 +13,7 @@ from pydantic import Field
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traffic import canonical_collective
-from hybridperf.explore.sweeps.target import Columns, Target, check_positive, place, register
+from hybridperf.explore.sweeps.target import Columns, WrittenTarget, check_positive, place, register
 from hybridperf.explore.sweeps.written import Part
 from hybridperf.fields import fields_of
 from hybridperf.hardware import canonical_dtype
@@ -46,7 +46,7 @@ class CollectivesGiven(Part):
 
 
 @register("ops")
-class OpsTarget(Target):
+class OpsTarget(WrittenTarget):
     """`PerfModel.predict_ops` by chunks."""
 
     Given = OpsGiven
@@ -93,7 +93,7 @@ class OpsTarget(Target):
 
 
 @register("collectives")
-class CollectivesTarget(Target):
+class CollectivesTarget(WrittenTarget):
     """`CollectiveModel.predict` by chunks."""
 
     Given = CollectivesGiven

@@ -1,8 +1,9 @@
 """What a sweep asks at each point: a target takes columns of parameters and gives columns of
 results, a chunk of points at a time.
 
-A new kind is a subclass, registered under the word of `[target] kind`. It is read before any point
-is made, so that everything wrong with a spec is reported before anything is compiled.
+A new kind is a subclass of `WrittenTarget`, registered under the word of `[target] kind`. It is
+read before any point is made, so that everything wrong with a spec is reported before anything is
+compiled.
 """
 
 from __future__ import annotations
@@ -26,20 +27,11 @@ _LARGEST = 1e24  # as of work of one op, `ops/table.py`
 class Target(abc.ABC):
     """One thing to ask of many points."""
 
-    Given: ClassVar[type[Part]]  # what `[target]` holds: `kind`, a literal, and its keys
     # columns that `evaluate` gives, of the kind or of what was read: float, bool or str
     results: Mapping[str, type]
     seconds: str = "time_s"  # the result that is empty where a point is not predicted
     models: Sequence[Any] = ()  # what it asks: they tell what to know first, and what it is
     trusted: ClassVar[bool] = True  # `trust` says how far
-
-    @classmethod
-    @abc.abstractmethod
-    def read(cls, given: Any, folder: Path, extremes: Columns) -> Target:
-        """From its `Given`; files are looked for from `folder`.
-
-        `extremes`: values of each parameter that include its smallest and largest (of words, all).
-        """
 
     @abc.abstractmethod
     def known(self) -> set[str]:
@@ -88,21 +80,35 @@ class Target(abc.ABC):
         raise InputError(f"a target of this kind ({kind}) cannot be smoothed; {mend}")
 
 
-_KINDS: dict[str, type[Target]] = {}
+class WrittenTarget(Target):
+    """A target that a spec can ask for."""
+
+    Given: ClassVar[type[Part]]  # what `[target]` holds: `kind`, a literal, and its keys
+
+    @classmethod
+    @abc.abstractmethod
+    def read(cls, given: Any, folder: Path, extremes: Columns) -> WrittenTarget:
+        """From its `Given`; files are looked for from `folder`.
+
+        `extremes`: values of each parameter that include its smallest and largest (of words, all).
+        """
 
 
-def register(kind: str) -> Callable[[type[Target]], type[Target]]:
+_KINDS: dict[str, type[WrittenTarget]] = {}
+
+
+def register(kind: str) -> Callable[[type[WrittenTarget]], type[WrittenTarget]]:
     """Class decorator: specs ask for the target by this word."""
 
-    def add(cls: type[Target]) -> type[Target]:
+    def add(cls: type[WrittenTarget]) -> type[WrittenTarget]:
         _KINDS[kind], TARGETS[kind] = cls, cls.Given
         return cls
 
     return add
 
 
-def read_target(given: Any, folder: Path, extremes: Columns) -> Target:
-    """The target of a spec's `[target]`, its keys checked; `extremes`: see `Target.read`."""
+def read_target(given: Any, folder: Path, extremes: Columns) -> WrittenTarget:
+    """The target of a spec's `[target]`, its keys checked; `extremes`: see `WrittenTarget.read`."""
     if given is None:
         raise InputError(f"[target] needs a kind: one of {', '.join(_KINDS)}")
     return _KINDS[given.kind].read(given, folder, extremes)
