@@ -16,6 +16,7 @@ wait for a slot, Little's law gives what is left: TTFT = clients / rate - n s.
 
 With an opening burst all clients begin at once. The share `burst` of requests, one of those a
 client sends, waits for half of all prompts, and as many at the end see the engine become empty.
+The requests that follow the first meet more of each other's prompts than at random (`crowded`).
 
 Engines apart: prompts queue for those that compute them (several: Sakasegawa, Ann. Inst. Stat.
 Math. 1977), their keys go over a link, and nothing interferes with decoding.
@@ -46,6 +47,8 @@ _FEWER, _UNSEEN = 1.0 / 6.0, 0.5
 _UNQUEUED = 0.8  # rounds of all slots, of a run, in which no queue of clients has to be served
 _FEW = 1e-3  # steps behind an answer of one token; instead of none
 _SETTLED = 4  # rounds from the sequences that decode to the room they leave
+_HARMONICS = 4  # of how clients lie in a period; more are below 1e-3
+_FEW_PROMPTS = 12  # of an opening burst, whose steps are told one by one
 _ROUNDS = 14  # of the number that decode
 _NODES, _WEIGHTS = (0.5 * (1.0 + one) for one in np.polynomial.legendre.leggauss(4))
 
@@ -124,7 +127,9 @@ class _Asked(NamedTuple):
     told: Callable[[Array], Any]  # by seconds [..., steps]
 
 
-def _cycle(case: _Case, others: Array, here: Array, *more: _Asked) -> list[Any]:
+def _cycle(
+    case: _Case, others: Array, here: Array, burst: Array, *more: _Asked
+) -> list[Any]:  # fmt: skip
     """With so many others there, each of which is for a share `here` of its time; and what more was
     asked.
     """
@@ -135,6 +140,9 @@ def _cycle(case: _Case, others: Array, here: Array, *more: _Asked) -> list[Any]:
     seen, own = (_Queue(*(part[at] for part in both)) for at in range(2))
     period = admission.period(seen.arrivals, case.new, seen.decoding)
     window = admission.window(own.arrivals, case.new, own.decoding)
+    if array_module(burst) is not np or burst.any():
+        crowded = case.crowded(others, own, burst)
+        window, own = window * crowded, own._replace(queued=own.queued * crowded)
     shares = module.stack([period / (steps + seen.lasts), window / (steps + own.lasts)])
     of_seen, of_own = zip(*case.counted(others / here, here * shares), strict=True)
     alike = others + 1.0 - seen.arrivals * seen.held
@@ -162,7 +170,7 @@ def _aggregated(case: _Case, clients: Array, added: FirstTokens) -> Load:
     present, burst = others + 1.0, floats(added.burst)
     at_once = array_module(burst) is not np or bool(burst.any())
     more = [case.burst(present, alone_s)] * at_once
-    found, *bursts = _cycle(case, others, here, *more)
+    found, *bursts = _cycle(case, others, here, burst, *more)
     step_s, first_s = found.step_s, found.own_s
     without = module.maximum(clients * here / present - 1.0, 0.0)  # a slot, of those with one
     # of a run's requests the first and the last find less of a queue
@@ -321,6 +329,32 @@ class _Case:
 
         return met(falling_root(over, 0.0 * rivals))[0]
 
+    def crowded(self, others: Array, own: _Queue, burst: Array) -> Array:
+        """How many times as often as at random a prompt meets those of others in the requests of a
+        run that follow its opening burst; 1 without one.
+
+        Clients that began together come together again but for what spreads them: the B steps that
+        the burst's prompts fill, and their answers, whole numbers of tokens of a variance s^2.
+        After j answers two of them meet in a period of T steps, by Fourier's series of how far
+        apart they are there (a normal number of variance 2 j s^2, two uniform ones of B),
+
+            1 + 2 sum over k of exp(-(2 pi k s / T)^2 j) sinc(k B / T)^2    times as often
+
+        of which this is the mean over the j of the 1 / burst - 1 requests that follow.
+        """
+        module = self.module(others, burst)
+        period, burst = self.steps + own.lasts, module.clip(burst, 0.0, 0.5)
+        follow = 1.0 / module.maximum(burst, 1e-6) - 1.0
+        lasts = module.clip(((others + 1.0) * own.size - 1.0) / period, 0.0, 1.0)
+        whole = 2.0 * 3.0**0.5 * SPREAD * self.output / self.gain + 1.0  # numbers, all as likely
+        more: Array = 0.0
+        for k in range(1, _HARMONICS + 1):
+            still = module.exp(-((2.0 * np.pi * k / period) ** 2) * (whole**2 - 1.0) / 12.0)
+            still = module.minimum(still, 1.0 - 1e-6)
+            mean = still * (1.0 - still**follow) / (1.0 - still) / follow
+            more = more + 2.0 * mean * module.sinc(k * lasts) ** 2
+        return 1.0 + module.where(burst > 0.0, more, 0.0)
+
     def room(self, decoding: Array) -> Array:
         """Tokens of a step's budget that are left for prompts."""
         taken = decoding * (1.0 + self.engine.drafted)
@@ -475,18 +509,33 @@ class _Case:
         fewer = module.maximum((1.0 - _FEWER) * present, 1.0)
         all_once = module.minimum(present * self.new, self.engine.budget)
         nodes = [at * present for at in (*_NODES, 0.5)]
+        size, room = self.size(present / 2.0), self.room(present)
+        filled = present * size
+        whole = module.floor(filled)
+        part = filled - whole
 
         def told(each_s: Array) -> tuple[Array, Array]:
-            fewer_s, all_s, *full_s, half_s = (each_s[..., at] for at in range(each_s.shape[-1]))
+            fewer_s, all_s, last_s, part_s, *full_s, half_s = (
+                each_s[..., at] for at in range(each_s.shape[-1])
+            )
             total_s = 0.0
             for at, weight, node, one_s in zip(_NODES, _WEIGHTS - 0.5, nodes, full_s, strict=False):
                 total_s = total_s + weight * (1.0 - at) * self.size(node) * one_s
-            size = self.size(present / 2.0)
-            # the end of a step is the end of all that end in it
-            ends = 0.5 * size + 0.5 * module.where(size > 1.0, 1.0 - 1.0 / present, 1.0 - size)
-            many_s = present * total_s + ends * half_s
+            # the end of a step is the end of all that end in it: one by one of few, in the mean of
+            # many
+            early = sum(
+                module.clip(present - (at - 1.0), 0.0, 1.0) * (module.ceil(at * size) - at * size)
+                for at in range(1, _FEW_PROMPTS + 1)
+            )
+            many = present * (0.5 * whole + part - 0.5 * part**2) / filled
+            early = module.where(present <= _FEW_PROMPTS, early, many) / present
+            # the last step, which is not full, is shorter for those that end in it
+            ending = module.clip(1.0 - module.floor(whole / size) / present, 1.0 / present, 1.0)
+            shorter_s = module.where(part > 0, (last_s - part_s) * ending, 0.0)
+            many_s = present * total_s + (0.5 * size + early) * half_s - shorter_s
             found_s = module.where(present * self.new <= self.engine.budget, all_s, many_s)
             return fewer_s, module.where(present <= 1.0, alone_s, found_s)
 
-        sequences, chunks = (fewer, nobody, *nodes), (0.0, all_once, *map(self.room, nodes))
+        sequences = (fewer, nobody, present, present, *nodes)
+        chunks = (0.0, all_once, room, module.maximum(part * room, 1.0), *map(self.room, nodes))
         return _Asked(self.stacked(*sequences), self.stacked(*chunks), told)

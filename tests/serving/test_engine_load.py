@@ -15,7 +15,7 @@ from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.model.serving_effects import BELIEFS, KNOWN, NAMES, ServingEffects, believed
 from hybridperf.serving.admission import AT_ONCE, Admission
 from hybridperf.serving.batching import Engine, Link, serve
-from hybridperf.serving.engine_load import Apart, FirstTokens, Load, under_load
+from hybridperf.serving.engine_load import Apart, FirstTokens, Load, _Case, under_load
 from hybridperf.serving.machines import machine_of
 from hybridperf.serving.requests import Served, looping
 from hybridperf.workloads.serving import Deployment, step_times, step_times_by
@@ -134,7 +134,7 @@ def test_a_hundred_random_deployments_are_those_of_the_simulation() -> None:
 
 
 def test_runs_that_begin_with_a_burst_are_those_of_the_simulation() -> None:
-    """Ten requests of each client, all of which begin at once: most within 3 %."""
+    """Ten requests of each client, all of which begin at once: nine of ten within 2 %."""
     off = []
     for seed, case in enumerate(deployments(24)):
         rng, count = np.random.default_rng(seed), 10 * case.clients
@@ -144,8 +144,41 @@ def test_runs_that_begin_with_a_burst_are_those_of_the_simulation() -> None:
         law = case.load(FirstTokens(burst=0.1))
         assert float(law.tpot_s) == pytest.approx(tpot_s, rel=0.04), (seed, case)
         off.append(abs(float(law.ttft_s) / ttft_s - 1.0))
-    assert np.median(off) < 0.02
-    assert max(off) < 0.15
+    assert np.mean(np.array(off) < 0.02) >= 0.9
+    assert max(off) < 0.06
+
+
+def test_clients_that_began_together_come_together_again() -> None:
+    """Answers of 8 to 12 tokens, one in a step: of two clients as many end in the same step as draw
+    the same number, one in five, in a period of ten steps; later ones are further apart.
+    """
+    case = _Case(Engine(constant(1.0), 64, 1e6), 1.0, 10.0, 0.0)
+    queue = case.queue(np.float64(8.0), np.float64(8.0), np.float64(1.0))
+    period = float(case.steps + queue.lasts)
+    assert period == pytest.approx(10.0, rel=0.01)
+
+    def met(burst: float) -> float:
+        return float(case.crowded(np.float64(8.0), queue, np.float64(burst))) / period
+
+    assert met(0.5) == pytest.approx(1 / 5, rel=0.01)  # of one request that follows
+    # sums of two draws, nearly normal, are alike in 85 of 625 cases: the mean of both
+    assert met(1 / 3) == pytest.approx((1 / 5 + 85 / 625) / 2, rel=0.02)
+    assert met(1e-5) == pytest.approx(1 / period, rel=0.01)
+    assert met(0.0) * period == 1.0
+
+
+@pytest.mark.parametrize(("clients", "prompt"), [(2, 340), (3, 700), (6, 350), (7, 100), (9, 205)])
+def test_first_tokens_of_few_that_begin_at_once_are_those_of_the_simulation(
+    clients: int, prompt: int
+) -> None:
+    """Each is there at the end of the step that its prompt ends in. The law lets half of them
+    decode meanwhile; in truth nobody does before the first is there.
+    """
+    case = Case(Engine(priced()[0][0], 16, 512), clients, prompt, 400)
+    answers = np.full(clients, case.output)
+    served = serve(looping(clients, np.full(clients, prompt), answers), [case.engine])
+    law = case.load(FirstTokens(burst=1.0))
+    assert float(law.ttft_s) == pytest.approx(served.ttft_s.mean(), rel=0.055)
 
 
 HELD_BACK = [
