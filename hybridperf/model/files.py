@@ -19,7 +19,7 @@ from hybridperf.learning.prior.form import ROW_ROOFLINE
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, is_installed, load_prior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE, from_document
-from hybridperf.model.families import GATHERED, gpu_of, references_of
+from hybridperf.model.families import GATHERED, architectures_of, gpu_of, references_of
 from hybridperf.model.machine_facts import has_gddr, machine_of
 from hybridperf.model.perf_model import PerfModel
 
@@ -121,10 +121,11 @@ def _strangers_families(device: hardware.DeviceSpec) -> dict[str, Adapted]:
         )
         if law is ROW_ROOFLINE or family == GATHERED:  # `stages/borrowed.py` has their own forms
             continue
-        # cards with GDDR differ too much in what power they have for a share of the peak
-        if law is None and references_of(device, having) and not has_gddr(device):
-            continue
         references = references_of(device, known.population.devices)
+        # cards with GDDR differ too much in what power they have for a share of the peak
+        same = has_gddr(device) and device.arch in architectures_of(references).values()
+        if law is None and references_of(device, having) and not same:
+            continue
         known = known.with_references(references).on(machine_of(device, family))
         found[family] = adapt(known)
     return found

@@ -205,7 +205,7 @@ class PerfModel:
         document = to_document(self)
         keys = ("device", "groups", "families", "levels", "weights_sha256")
         parts = [document[key] for key in keys]
-        if self.references is not None and not (self.groups or self.families):
+        if self.references is not None and not self.groups:
             parts.append("other GPUs")
         if self.host is not None:
             parts.append(self.host.model_dump(exclude={"source"}))

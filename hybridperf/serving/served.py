@@ -107,7 +107,8 @@ def served(
         Admission(*np.array([row.admission for row in mine], float).reshape(-1, 3).T),
     )  # fmt: skip
     bare: dict[Any, bool] = {
-        machine: not model.measured.families for machine, model in models.items()
+        machine: not any(one.rows for one in model.measured.families.values())
+        for machine, model in models.items()
     }
     unmeasured = np.array([bare[row.machine] for row in mine], bool)
     return Served(tuple(mine), np.array(good, int), loads, kept, capacity, problems, unmeasured)

@@ -81,10 +81,10 @@ def test_a_plan_measures_what_the_step_spends_its_time_on() -> None:
 
 
 def test_a_plan_promises_what_the_fit_to_its_rows_then_says() -> None:
-    """An L40S that is a quarter slower than the prior says: before any row the plan has the
+    """An RTX PRO 6000 that is a quarter slower than the prior says: before any row the plan has the
     interval that `predict` has; its rows narrow it, about as promised, and more than others do.
     """
-    device = load_device("l40s")
+    device = load_device("rtx_pro_6000_server")
     step = pd.DataFrame({"op": "gemm", "dtype": "bf16", "m": 2048, "n": [12288, 4096], "k": 4096})
     prior, made = fit(None, device)[0], plan_for(step.assign(times=32.0), device, 15.0)
 

@@ -142,7 +142,9 @@ def test_by_other_gpus_alone_a_gb300_is_quicker_where_its_peak_is_higher():
     measured = load_model("b200_sxm").predict_ops(large).predicted_s[0]
     row = b300.predict_ops(large).iloc[0]
     assert row.low_s < measured < row.high_s
-    assert row.predicted_s == pytest.approx(measured, rel=0.03)
+    # as the GB300, of its architecture, which reaches more of its peak: 1.19 to 1.28 times a GB200
+    # are published
+    assert row.predicted_s == pytest.approx(measured / 1.17, rel=0.03)
 
 
 def test_peaks_and_bandwidths_follow_the_generations():

@@ -66,6 +66,8 @@ class Belief:
     residual_sd: np.ndarray  # [R]
     log_sd: np.ndarray  # [R] by the model's intervals; NaN where it has none
     shared: np.ndarray  # [R] share of that variance that shapes of a kind have in common
+    # of it, what another laboratory and a class of devices add without rows [R]
+    stranger_sd: np.ndarray
 
     @staticmethod
     def about(rows: pd.DataFrame, model: PerfModel) -> Belief:
@@ -76,7 +78,7 @@ class Belief:
         tables = [op_table(part) for part in parts]
         table = jax.tree.map(lambda *leaves: np.concatenate(leaves)[place], *tables)
         sizes: dict[str, np.ndarray] = {}
-        known, measured, residual_sd = np.zeros((3, count))
+        known, measured, residual_sd, stranger_sd = np.zeros((4, count))
         residual_sd[:] = RESIDUAL_SD
         for part in parts:
             for name in part.op.dimensions():
@@ -95,14 +97,18 @@ class Belief:
             for family, here in by_family(part):  # its group's report has the same rows
                 if (adapted := model.families.get(family)) is not None:
                     measured[part.rows[here]] = adapted.rows
+                    if not adapted.rows:
+                        stranger_sd[part.rows[here]] = adapted.prior.population.stranger_sd
         known /= np.maximum(np.bincount(table.group, known > 0), 1)[table.group]
         slopes, widths, seconds = _by_knobs(table, model)
         told = model.predict_ops(rows)
         log_sd = np.log(told["high_s"] / told["low_s"]).to_numpy() / 2 / NINE_OF_TEN
         seconds = np.where(np.isfinite(log_sd), told["predicted_s"], seconds)
+        whole = np.clip(np.nan_to_num(stranger_sd / log_sd), 0.0, 1.0) ** 2
+        shared = whole + (1 - whole) / (2 + measured / _ROWS_THAT_HALVE)
         return Belief(
             rows, model, table, seconds, np.stack([*sizes.values()], 1), slopes, widths, known,
-            residual_sd, log_sd, 1 / (2 + measured / _ROWS_THAT_HALVE),
+            residual_sd, log_sd, shared, stranger_sd,
         )  # fmt: skip
 
     @property
@@ -160,9 +166,10 @@ class Belief:
 
         A few rows narrow a model's interval less than they tell: it keeps to the width of the
         devices before. With noise as large as the error so far, promises are what fits then say
-        (`tests/explore/test_workload_plan.py`).
+        (`tests/explore/test_workload_plan.py`), but for what any row takes away.
         """
-        return NOISE_SD**2 + np.nan_to_num(self.log_sd) ** 2
+        error = np.nan_to_num(self.log_sd) ** 2 - self.stranger_sd**2
+        return NOISE_SD**2 + np.maximum(error, 0.0)
 
 
 def _by_knobs(table: OpTable, model: PerfModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
