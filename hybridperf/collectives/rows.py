@@ -264,13 +264,16 @@ def checked(
         by_nodes = ranks / _numbers_or_blank(frame["gpus_per_node"])
         nodes = np.where(np.isnan(nodes), by_nodes, nodes)
     most = system.accelerators_per_node if system else MOST_RANKS
-    for at in np.flatnonzero(np.isnan(nodes) & _whole(ranks) & (ranks >= 2)):
-        nodes[at] = _fewest(int(ranks[at]), most)
-        count = "one node" if nodes[at] == 1 else f"{nodes[at]:g} nodes, the fewest that hold them"
-        assumed[at] = f"no n_nodes given: {count}"
+    good_ranks = _whole(ranks) & (ranks >= 2) & (ranks <= MOST_RANKS)
+    untold = good_ranks & np.isnan(nodes)
+    trays = np.zeros(n, bool)
     if system and system.tray_accelerators:
-        trays = _whole(ranks) & (ranks <= nodes * system.tray_accelerators)
-        nodes[trays] = [_fewest(int(one), most) for one in ranks[trays]]
+        trays = good_ranks & (ranks <= nodes * system.tray_accelerators)
+    fewest = {one: _fewest(int(one), most) for one in set(ranks[untold | trays].tolist())}
+    nodes[untold | trays] = [fewest[one] for one in ranks[untold | trays].tolist()]
+    assumed[untold & (nodes == 1)] = "no n_nodes given: one node"
+    for at in np.flatnonzero(untold & (nodes > 1)):
+        assumed[at] = f"no n_nodes given: {nodes[at]:g} nodes, the fewest that hold them"
     why = "expected n_nodes of 1 or more, a whole number; mend n_nodes or gpus_per_node"
     refuse(~(_whole(nodes) & (nodes >= 1)), why)
     with np.errstate(invalid="ignore"):
