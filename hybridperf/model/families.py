@@ -160,9 +160,10 @@ def family_rows(
         form, (own_work, most, library_sd) = ROW_ROOFLINE, (one[keep] for one in passes)
     elif goes_by_scores(part.op) and device.clock_hz is not None:
         scale = 1.0 if rates is None else rates.peak_flops_scale
-        each = [whole(one) for one in score_amounts(part.op, device, peak, scale, bandwidth)]
+        each = score_amounts(part.op, device, peak, scale, bandwidth)
         module = array_module(*each)
-        logs = [module.log(module.maximum(one, NOTHING)) for one in each]
+        columns = [module.broadcast_to(module.maximum(one, NOTHING), (n,)) for one in each]
+        logs = [module.log(one) for one in columns]
         form, own_work, most = SCORE_ROOFLINE, module.stack(logs, 1)[keep], MOST
     return FamilyRows(
         flops=whole(work.flops)[keep], bytes=whole(work.bytes)[keep],

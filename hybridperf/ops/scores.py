@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from hybridperf.hardware import DeviceSpec
-from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.io.namespace import Array, reals
 from hybridperf.ops.attention import FLOPS_PER_SCORE, QUERY_TILE, PrefillAttention, PromptAttention
 from hybridperf.ops.base import Op
 from hybridperf.ops.quantise import WIDE_BYTES
@@ -70,28 +70,30 @@ def score_amounts(
     cycles_per_s = device.multiprocessors * device.clock_hz * peak_scale
     each = _EXPONENTIALS_ULTRA if device.arch.endswith(_ULTRA) else _EXPONENTIALS
     eta = _ETA if op.element_bytes >= WIDE_BYTES else _NARROW_ETA
-    flops_s = FLOPS_PER_SCORE * floats(op.head_dim) / (eta * peak_flops_per_s)
+    keys, window, causal = op.q_len, op.q_len, 0.0
+    if isinstance(op, PrefillAttention):
+        keys, window, causal = op._kv_len(), op._window(), op.causal
+    module, *sizes, head_dim, moved = reals(
+        op.q_len, op.batch * op.heads, keys, window, causal, op.head_dim, op.work().bytes
+    )
+    flops_s = FLOPS_PER_SCORE * head_dim / (eta * peak_flops_per_s)
     tile_s = QUERY_TILE**2 * (flops_s + _EXPONENTIAL / (each * cycles_per_s))
-    blocks, tiles, longest = _tiles(op)
+    blocks, tiles, longest = _tiles(module, *sizes)
     return ScoreAmounts(
-        tiles * tile_s, floats(op.work().bytes) / memory_bytes_per_s,
-        longest * tile_s * device.multiprocessors, blocks / cycles_per_s,
+        tiles * tile_s, moved / memory_bytes_per_s, longest * tile_s * device.multiprocessors,
+        blocks / cycles_per_s,
     )  # fmt: skip
 
 
-def _tiles(op: Any) -> tuple[Array, Array, Array]:
+def _tiles(
+    module: Any, queries: Array, heads: Array, keys: Array, window: Array, causal: Array
+) -> tuple[Array, Array, Array]:
     """(blocks, tiles of all of them, tiles of the longest)."""
-    queries, heads = floats(op.q_len), floats(op.batch) * op.heads
-    module = array_module(queries, heads)
     rows = module.maximum(queries, QUERY_TILE) / QUERY_TILE
-    if not isinstance(op, PrefillAttention):
-        return heads * rows, heads * rows**2, rows
-    keys, window = floats(op._kv_len()), floats(op._window())
-    module = array_module(rows, keys, window, heads)
     past, every = (keys - queries) / QUERY_TILE, module.maximum(keys, QUERY_TILE) / QUERY_TILE
     most = module.minimum(window / QUERY_TILE + 1.0, every)
     # causal: row i of tiles sees past + i of them, `most` at the most; the first `uncut` fewer
     uncut = module.clip(most - past, 0.0, rows)
-    causal = uncut * past + uncut * (uncut + 1.0) / 2.0 + (rows - uncut) * most
-    tiles = module.where(floats(op.causal) > 0, causal, rows * most)
+    seen = uncut * past + uncut * (uncut + 1.0) / 2.0 + (rows - uncut) * most
+    tiles = module.where(causal > 0, seen, rows * most)
     return heads * rows, heads * tiles, most

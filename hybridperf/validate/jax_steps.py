@@ -124,7 +124,7 @@ def classified(found: Array, labels: Array) -> Array:
 
 
 class Cnn(nn.Module):
-    """Convolutions and maxima."""
+    """Convolutions, each followed by max pooling."""
 
     widths: tuple[int, ...] = (64, 128, 256)
     dtype: Any = jnp.float32

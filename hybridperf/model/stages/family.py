@@ -18,7 +18,7 @@ import numpy as np
 
 from hybridperf.hardware import DeviceSpec
 from hybridperf.io import closest, shipped_toml
-from hybridperf.io.namespace import Array, array_module, floats, is_traced, put, reals
+from hybridperf.io.namespace import Array, array_module, put
 from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.learning.inputs import Inputs
 from hybridperf.learning.prior import Adapted, FamilyRows, Predicted, concatenate
@@ -130,33 +130,34 @@ def _short_of_contained(
     Tables of 16 bits hold sizes that fill tiles: of others networks know nothing, and by them
     alone 4,097 columns take an eighth less than 4,096 do.
     """
-    module = array_module(log_s)
-    least = log_s
+    least, spaces = log_s, [batch.xp for batch, *_ in parts]
     for tiles in _TILES:
-        sizes = [
-            {name: _whole(getattr(batch.op, name), tiles) for name in ("m", "n", "k")}
-            for batch, *_ in parts
+        whole = [
+            {name: _whole(getattr(batch.op, name), tiles, xp) for name in ("m", "n", "k")}
+            for (batch, *_), xp in zip(parts, spaces, strict=True)
         ]
         if not any(
-            is_traced(size) or np.any(size != getattr(batch.op, name))
-            for of, (batch, *_) in zip(sizes, parts, strict=True)
-            for name, size in of.items()
+            xp is not np or np.any(size != getattr(batch.op, name))
+            for sizes, (batch, *_), xp in zip(whole, parts, spaces, strict=True)
+            for name, size in sizes.items()
         ):
             continue
         inner = [
             rows_of(batch.of(dataclasses.replace(batch.op, **of), machine.device), adapted, machine)
-            for of, (batch, *_) in zip(sizes, parts, strict=True)
+            for of, (batch, *_) in zip(whole, parts, strict=True)
         ]
         rows = concatenate([one for one, _ in inner]) if len(inner) > 1 else inner[0][0]
-        least = module.maximum(least, predicted(adapted, rows).log_s + np.log(_CONTAINED))
+        found = predicted(adapted, rows).log_s + np.log(_CONTAINED)
+        least = array_module(found, least).maximum(least, found)
     return least - log_s
 
 
-def _whole(size: Array, tiles: Sequence[float]) -> Array:
+def _whole(size: Array, tiles: Sequence[float], xp: Any) -> Array:
     """A size without what fills none of some tiles, the largest that it reaches."""
-    module, size = reals(size)
-    tile = module.select([size >= one for one in tiles], [floats(one) for one in tiles], 1.0)
-    return module.floor(size / tile) * tile
+    tile: Array = 1.0
+    for one in reversed(tiles):
+        tile = xp.where(size >= one, one, tile)
+    return xp.floor(size / tile) * tile
 
 
 def log_variance(told: Predicted) -> Array:
