@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -264,16 +265,13 @@ def checked(
         by_nodes = ranks / _numbers_or_blank(frame["gpus_per_node"])
         nodes = np.where(np.isnan(nodes), by_nodes, nodes)
     most = system.accelerators_per_node if system else MOST_RANKS
-    good_ranks = _whole(ranks) & (ranks >= 2) & (ranks <= MOST_RANKS)
-    untold = good_ranks & np.isnan(nodes)
-    trays = np.zeros(n, bool)
-    if system and system.tray_accelerators:
-        trays = good_ranks & (ranks <= nodes * system.tray_accelerators)
-    fewest = {one: _fewest(int(one), most) for one in set(ranks[untold | trays].tolist())}
-    nodes[untold | trays] = [fewest[one] for one in ranks[untold | trays].tolist()]
+    there = _whole(ranks) & (ranks >= 2) & (ranks <= MOST_RANKS)
+    untold = there & np.isnan(nodes)
+    nodes[untold] = _fewest(ranks[untold], most)
     assumed[untold & (nodes == 1)] = "no n_nodes given: one node"
-    for at in np.flatnonzero(untold & (nodes > 1)):
-        assumed[at] = f"no n_nodes given: {nodes[at]:g} nodes, the fewest that hold them"
+    for place in np.flatnonzero(untold & (nodes > 1)):
+        count = f"{nodes[place]:g} nodes, the fewest that hold them"
+        assumed[place] = f"no n_nodes given: {count}"
     why = "expected n_nodes of 1 or more, a whole number; mend n_nodes or gpus_per_node"
     refuse(~(_whole(nodes) & (nodes >= 1)), why)
     with np.errstate(invalid="ignore"):
@@ -283,6 +281,9 @@ def checked(
         g = real_numbers(frame["gpus_per_node"])
         why = "n_gpus is not n_nodes times gpus_per_node; mend one of them"
         refuse(np.isfinite(g) & (g * nodes != ranks), why)
+    if system and system.tray_accelerators:
+        trays = there & (ranks <= nodes * system.tray_accelerators)
+        nodes[trays] = _fewest(ranks[trays], most)
     if system is not None and "system" in frame:
         others = frame["system"].notna() & (frame["system"].astype(str) != system.id)
         assumed[others.to_numpy()] = f"the row is of another system, predicted for {system.id}"
@@ -290,9 +291,13 @@ def checked(
     return good[problem == ""], problem, assumed
 
 
-def _fewest(ranks: int, most: int) -> int:
-    """The smallest number of nodes into which ranks divide, each of `most` or fewer."""
-    return next(n for n in range(-(-ranks // most), ranks + 1) if ranks % n == 0)
+def _fewest(ranks: np.ndarray, most: int) -> np.ndarray:
+    """[N] the smallest numbers of nodes into which ranks divide, each of `most` or fewer."""
+    found = {
+        one: next(n for n in range(math.ceil(one / most), int(one) + 1) if one % n == 0)
+        for one in set(ranks.tolist())
+    }
+    return np.array([found[one] for one in ranks.tolist()], np.float64)
 
 
 def _numbers_or_blank(column: pd.Series) -> np.ndarray:

@@ -19,7 +19,9 @@ def test_trays_of_a_domain_talk_over_its_switches(system: str, collective: str) 
     """72 ranks take the same seconds whether a row counts 18 trays, one domain or says nothing."""
     row = {"collective": collective, "bytes": 2.0**28, "n_gpus": 72}
     rows = [row | {"n_nodes": nodes} for nodes in (18, 1, np.nan)]
+    rows.append(row | {"n_nodes": 18, "gpus_per_node": 4})
     found = hp.predict_collectives(rows, system)
+    assert found["predicted_s"].notna().all()
     assert found["predicted_s"].nunique() == 1
     spec = load_system(system)
     assert found["bus_bytes_per_s"][0] > 3 * spec.share_bytes_per_s  # what a network card carries

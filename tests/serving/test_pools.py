@@ -126,7 +126,7 @@ def test_a_pool_of_one_type_is_the_queue_of_the_textbook(servers, utilisation) -
 
 ENGINES = """name,usd_per_hour,model,gpu,backend,tp,precision,isl,osl
 quick,3.5,llama3-8b,h100_sxm,vllm,1,bf16,512,128
-slow,1,llama3-8b,l40s,vllm,1,bf16,512,128
+slow,1,llama3-8b,rtx_a6000,vllm,1,bf16,512,128
 """
 
 
