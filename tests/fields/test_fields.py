@@ -147,17 +147,15 @@ def test_every_name_and_word_of_every_field_has_the_fields_seconds(question: str
         {("offload", "yes")} if question == "steps" else set()
     )
     otherwise = [
-        (base | way, own_s, way)
-        for (field, value), (base, own_s) in bases.items()
+        (base | {field.name: value}, base | way, way)
+        for (field, value), (base, _) in bases.items()
         for way in said_otherwise(field, value)
     ]
     assert len(otherwise) > {"steps": 450, "serve": 200}[question]
-    rows, own, ways = zip(*otherwise, strict=True)
-    wrong = [
-        (way, one, other)
-        for way, one, other in zip(ways, seconds(question, list(rows)), own, strict=True)
-        if one != other
-    ]
+    own, rows, ways = zip(*otherwise, strict=True)
+    found = seconds(question, [*own, *rows])
+    pairs = zip(ways, found[len(own) :], found[: len(own)], strict=True)
+    wrong = [(way, one, other) for way, one, other in pairs if one != other]
     assert not wrong
 
 
@@ -331,7 +329,7 @@ def test_published_tables_are_read_as_they_are(data_dir: Path, question: str, na
 
 _ROOT = Path(__file__).parent.parent.parent
 # where fields of each kind are read: the recipe's second file
-_READERS = {"steps": {"record.py", "row_layout.py", "rows.py"}, "serve": {"serving_rows.py"}}
+_READERS = {"steps": {"record.py", "row_layout.py", "rows.py"}, "serve": {"rows.py"}}
 
 
 @pytest.mark.parametrize(
@@ -348,7 +346,7 @@ def test_a_column_is_read_from_as_many_files_as_its_recipe_says(
     """Those that have it as text: the registry and its reader. What makes a step of it names it as
     a field of its own; launch files, shipped settings and the page are not read for columns.
     """
-    folders = ("fields", "training/steps", "runs")
+    folders = ("fields", "training/steps", "serving")
     having = {
         path.name
         for folder in folders
