@@ -1,5 +1,6 @@
 """Public names and where they stand: read by editors and type checkers, and when a name is used."""
 
+from .cli.ask import ask as ask
 from .collectives.fit import fit_collectives as fit_collectives
 from .collectives.frames import predict_collectives as predict_collectives
 from .collectives.model import CollectiveModel as CollectiveModel

@@ -1,8 +1,6 @@
 """Commands asked from Python, and from the page by a process that answers one after the other.
 
-    from hybridperf.cli.ask import ask
-
-    ask("steps", "model=llama2-7b", "gpu=h100_sxm", "n_gpus=8")["rows"][0]["predicted_s"]
+    hp.ask("steps", "model=llama2-7b", "gpu=h100_sxm", "n_gpus=8")["rows"][0]["predicted_s"]
 
 As a program (`python -m hybridperf.cli.ask`) it reads a JSON list of arguments a line and writes a
 JSON object a line: `{"progress": words}` while it works, then `{"answer": ...}` or
@@ -20,6 +18,12 @@ from typing import Any, TextIO
 
 def ask(*arguments: str) -> dict[str, Any]:
     """The answer of a command: what its `--json` prints.
+
+    Args:
+        arguments: words of the command line after `hybridperf`, the command first.
+
+    Returns:
+        The content of that JSON: numbers in SI units, tables as lists of dicts.
 
     Raises:
         InputError: the command cannot use its arguments; the sentence that it would print.

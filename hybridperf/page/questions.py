@@ -82,14 +82,14 @@ class Question:
 
     @property
     def python(self) -> str:
-        """The same in Python: a row of a table by the public function, other commands by `ask`."""
+        """The same in Python: a row of a table by its function, other commands by `hp.ask`."""
         command, *rest = self.typed
         if command == "steps":
             cells = (word.partition("=")[::2] for word in rest)
             row = {name: int(value) if value.isdecimal() else value for name, value in cells}
             return f"import hybridperf as hp\n\nanswer = hp.predict_steps([{row!r}])"
         words = ", ".join(repr(word) for word in self.typed)
-        return f"from hybridperf.cli.ask import ask\n\nanswer = ask({words})"
+        return f"import hybridperf as hp\n\nanswer = hp.ask({words})"
 
 
 def question(view: str, name: str, values: Mapping[str, Any], found: Found) -> Question:
