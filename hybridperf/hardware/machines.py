@@ -147,6 +147,9 @@ def _machine(
     if not own and not system and (own := system_of(spec.id)) and not unknown:
         notes.append(f"system {own} assumed")
     name = system or own
+    if name is None and not unknown and spec.kind == "gpu":
+        name = aliases()["stand_in"]["gpu"]
+        notes.append(f"no system of {spec.id} is known: links of {name} assumed")
     if name is None:
         got = f"got {unknown}, which is not known" if unknown else "neither row nor alias says it"
         expected = f"expected the system (nodes and links) of {spec.id}"
@@ -154,7 +157,7 @@ def _machine(
     if unknown:
         notes.append(f"system {unknown} is not known: taken for {own}")
     fabric = load_system(name)
-    told = device or system or (row_system and not unknown)
+    told = system or (own and (device or (row_system and not unknown)))
     if told and name != found.get("system") and (lent := fabric.lent_to(spec.id)):
         notes.append(lent)
     renoded = bool(system) and (own is None or load_system(own) != fabric)

@@ -8,7 +8,6 @@ from typing import Any
 
 from hybridperf.hardware import (
     DeviceSpec,
-    device_called,
     device_id,
     device_of,
     load_device,
@@ -57,7 +56,7 @@ def machine_of(name: str, device: str = "") -> Machine:
         device: in place of the system's own: a name, or a .toml file.
 
     Raises:
-        InputError: a name that nobody knows, a device whose links nobody tells.
+        InputError: a name that nobody knows.
     """
     text = plain(name).replace("_", "-")
     a_system = name.endswith(".toml") or name in system_names()
@@ -76,11 +75,6 @@ def machine_of(name: str, device: str = "") -> Machine:
         except InputError:
             known = ", ".join(entry["says"] for entry in known_names()["system"])
             expected = f"expected a system of {known} or of `hybridperf systems`"
-            if device_id(name) or device_called(name):
-                raise InputError(
-                    f"{expected}, got the device {name}, whose links are not told; name a system,"
-                    " and the device beside it by --device"
-                ) from None
             raise InputError(f"{expected}, got {name!r}; {unknown_system}") from None
     else:
         found = step_machine("", "", device_of(fabric, device or None), name)

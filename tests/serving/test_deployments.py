@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import hybridperf as hp
 from hybridperf.engine.economy import economy
 from hybridperf.io import InputError
 from hybridperf.serving.deployment_latency import Question
@@ -85,7 +86,6 @@ def test_a_device_of_a_file_takes_longer_with_a_slower_memory(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("system", "says"),
     [
-        ("l4", "links are not told"),
         ("nowhere", "or of `hybridperf systems`, got 'nowhere'"),
         ("t4", "a rate for none"),
     ],
@@ -93,6 +93,14 @@ def test_a_device_of_a_file_takes_longer_with_a_slower_memory(tmp_path) -> None:
 def test_what_cannot_be_served_says_what_to_do(system: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         precisions(machine_of(system).load())
+
+
+def test_a_gpu_whose_nodes_nobody_describes_is_served() -> None:
+    """By the links of a usual server of its slot, which one GPU does not use."""
+    row = {"model": "llama3-8b", "backend": "vllm", "tp": 1, "isl": 512, "osl": 64}
+    found = hp.predict_serving([row | {"gpu": name, "concurrency": 1} for name in ("l4", "l40s")])
+    assert found["predicted_tpot_s"][0] > 2 * found["predicted_tpot_s"][1]
+    assert "no system of l4 is known: links of 8x_a100_pcie assumed" in found["note"][0]
 
 
 def test_those_within_the_limits_come_first_by_throughput(
