@@ -235,6 +235,26 @@ def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, n
     return with_slots(rows, slots), assumed
 
 
+def in_another_format(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, np.ndarray]:
+    """(rows whose library is one of `known` in other number formats alone as of the first of these,
+    what was assumed [N] or empty): its calls take what they take beside the kernel.
+    """
+    slots, assumed = rows.implementation.copy(), np.full(len(rows), "", object)
+    for slot in dict.fromkeys(rows.implementation):
+        mine = OpImplementation.parse(slot)
+        # a row without a framework is of the first that was met, as in `with_defaults`
+        other = next((one for one in map(OpImplementation.parse, known) if _means(
+            mine._replace(dtype=one.dtype, text=one.text), one
+        )), None) if slot not in known else None  # fmt: skip
+        if other is not None:
+            here = rows.implementation == slot
+            slots[here] = str(other)
+            assumed[here] = (
+                f"no {mine.dtype} of {other.framework} was measured: by its {other.dtype}"
+            )
+    return with_slots(rows, slots), assumed
+
+
 def framework_of(slot: str) -> str:
     """The framework that a slot names; the empty string for none."""
     return OpImplementation.parse(slot).framework

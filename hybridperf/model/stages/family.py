@@ -25,7 +25,13 @@ from hybridperf.learning.prior import Adapted, FamilyRows, Predicted, concatenat
 from hybridperf.learning.prior.form import ROW_ROOFLINE, SCORE_ROOFLINE
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.batch import Batch
-from hybridperf.model.families import family_rows, framework_of, with_defaults, with_slots
+from hybridperf.model.families import (
+    family_rows,
+    framework_of,
+    in_another_format,
+    with_defaults,
+    with_slots,
+)
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import Machine, Step
 from hybridperf.model.stages.who import Who, who
@@ -194,8 +200,13 @@ def rows_of(batch: Batch, adapted: Adapted, machine: Machine) -> tuple[FamilyRow
         rows = family_rows(part, np.ones(len(batch), bool), machine.device, machine.numbers)
         rows, assumed = with_defaults(rows, slots)
         if np.isin(rows.implementation, slots).all():
-            break
-    return rows, assumed
+            return rows, assumed
+    law = adapted.prior.population.law
+    if law is None or law.name != SCORE_ROOFLINE.name:
+        return rows, assumed
+    # a call of a library whose kernels are known in other formats is no stranger's kernel
+    rows, other = in_another_format(rows, slots)
+    return rows, np.where(other == "", assumed, other)
 
 
 def predicted(adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = None) -> Predicted:
