@@ -97,7 +97,7 @@ def test_a_plan_says_whose_rows_its_knobs_are(run, tmp_path, rows_of, says):
     assert says in said
     assert ("fitted to rows" in said, "default efficiencies" in said) == (
         "fitted" in says,
-        "believed" in says,
+        "default efficiencies" in says,
     )
 
 

@@ -510,7 +510,7 @@ def test_predicting_a_step_with_a_shipped_model(model):
     assert "adam" in set(listed["op"])
     groups = set(found.breakdown()["group"])
     assert {"gemm", "prefill_attention", "all_reduce", "sendrecv", "elementwise", "norm"} <= groups
-    assert "launches cost what step effects say" in found.notes
+    assert "launch overhead: default, not measured" in found.notes
     assert any("no host" in note for note in hp.predict(model, hp.transformer(c, host=None)).notes)
     assert len(found.ops()) == len(found.workload.graph)  # each kernel has a row for people
 
