@@ -31,8 +31,8 @@ from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, load_prior
 from hybridperf.model import PerfModel
 from hybridperf.model.files import is_shipped, model_or_datasheet
 from hybridperf.model.fit.device import fit
-from hybridperf.model.published.ops import FILES, read_rows, table_path
 from hybridperf.report import text
+from hybridperf_calibration.published.ops import FILES, read_rows, table_path
 
 STRANGERS = "published_kernels"
 _EAGER_FLOORS, _FLOOR_QUANTILE = 1.5, 0.01

@@ -13,8 +13,8 @@ Later years: by what a watt gives on large boards that hold their clock; GTX 108
 
 In 16 bits a law of clock and power (cube root) brought nothing on A100, H100 and B200 left out.
 Cards with GDDR memory hold 0.56 (T4) and 0.59 TFLOP/s (L40S) a watt in long products, whatever the
-process; L20 and RTX 4090 need no more. Not so Blackwell's (sm_120): prompts of an RTX PRO 6000 came
-out 41 % too slow by that, 5 % without. Of what 8 bits multiply they hold the same share.
+process; L20 and RTX 4090 need no more. Not so Blackwell's (sm_120): with that limit
+requests on an RTX PRO 6000 see first tokens 12 % and tokens 8.5 % too late, without it 7 and 6.
 
 AMD: long products of MI100, MI210 and MI300X reach 0.69 of the share of the matrix peak that
 NVIDIA's reach, in any format.

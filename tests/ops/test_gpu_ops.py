@@ -447,6 +447,7 @@ SAME_FLOPS = {
     "aiconfigurator_mla_gen_pre", "aiconfigurator_scale_matrix", "deepbench_conv", "deepbench_gemm",
     "neusight_bmm", "neusight_conv", "neusight_linear", "vidur_gemm",
 }  # fmt: skip
+NO_DEVICES = ("rpi3", "iphone6", "iphone7", "vega_fe")  # of DeepBench, whose facts we do not keep
 OTHER_FLOPS = {
     "aiconfigurator_moe", "neusight_elementwise", "neusight_ln", "neusight_softmax",
     "vidur_memory_ops",
@@ -457,7 +458,7 @@ OTHER_FLOPS = {
 def test_every_table_parses_on_its_devices(name: str, data_dir: Path) -> None:
     frame = read_table(data_dir / "compute" / f"{name}.csv.gz")
     names: dict[type[Op], tuple[str, ...]] = {}
-    for device, rows in frame.groupby("device"):
+    for device, rows in frame[~frame["device"].isin(NO_DEVICES)].groupby("device"):
         rows = rows.reset_index(drop=True)
         spec = load_device(str(device))
         parsed = parse_ops(rows, spec)

@@ -254,9 +254,16 @@ class Population:
         theta = self.mean_of(implementations)
         free = [at for at, machine in enumerate(self.machines) if not machine.sustained]
         if 0 < len(free) < len(self.machines):
-            usual = np.nanmedian(self.own[free, :, forms.OF_THE_PEAK])
-            new = [unversioned(name) not in self._of_references for name in implementations]
-            theta[new, forms.OF_THE_PEAK] = np.minimum(theta[new, forms.OF_THE_PEAK], usual)
+            reached = self.own[free, :, forms.OF_THE_PEAK]
+            # of the implementation itself where such a device has it: formats differ by far more
+            # than devices do
+            usual = {name: np.nanmedian(reached[:, at])
+                     for at, name in enumerate(self.implementations)
+                     if np.isfinite(reached[:, at]).any()}  # fmt: skip
+            for at, name in enumerate(implementations):
+                if unversioned(name) not in self._of_references:
+                    most = usual.get(name, np.nanmedian(reached))
+                    theta[at, forms.OF_THE_PEAK] = min(theta[at, forms.OF_THE_PEAK], most)
         return theta
 
 

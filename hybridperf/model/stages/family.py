@@ -131,12 +131,15 @@ def told_of(
 def _short_of_contained(
     parts: Sequence[tuple[Batch, Any, Any]], machine: Machine, adapted: Adapted, log_s: Array
 ) -> Array:
-    """Logs by which products [R] come out quicker than those of whole tiles inside them.
+    """Logs by which products [R] come out quicker than those of whole tiles inside them, and the
+    rest of their work at the roofline.
 
     Tables of 16 bits hold sizes that fill tiles: of others networks know nothing, and by them
     alone 4,097 columns take an eighth less than 4,096 do.
     """
     least, spaces = log_s, [batch.xp for batch, *_ in parts]
+    every = [rows for _, rows, _ in parts]
+    own_s = (concatenate(every) if len(every) > 1 else every[0]).log_roofline_s()
     for tiles in _TILES:
         whole = [
             {name: _whole(getattr(batch.op, name), tiles, xp) for name in ("m", "n", "k")}
@@ -154,7 +157,11 @@ def _short_of_contained(
         ]
         rows = concatenate([one for one, _ in inner]) if len(inner) > 1 else inner[0][0]
         found = predicted(adapted, rows).log_s + np.log(_CONTAINED)
-        least = array_module(found, least).maximum(least, found)
+        module = array_module(found, least)
+        # what is not inside takes its arithmetic and bytes at least, and so seconds have slopes
+        beside = module.exp(own_s) - module.exp(rows.log_roofline_s())
+        found = module.log(module.exp(found) + module.maximum(beside, 0.0))
+        least = module.maximum(least, found)
     return least - log_s
 
 
