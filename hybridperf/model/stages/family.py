@@ -131,8 +131,8 @@ def told_of(
 def _short_of_contained(
     parts: Sequence[tuple[Batch, Any, Any]], machine: Machine, adapted: Adapted, log_s: Array
 ) -> Array:
-    """Logs by which products [R] come out quicker than those of whole tiles inside them, and the
-    rest of their work at the roofline.
+    """Logs by which products [R] come out quicker than those of whole tiles inside them, and most
+    of what the rest of their work takes at its roofline.
 
     Tables of 16 bits hold sizes that fill tiles: of others networks know nothing, and by them
     alone 4,097 columns take an eighth less than 4,096 do.
@@ -158,8 +158,9 @@ def _short_of_contained(
         rows = concatenate([one for one, _ in inner]) if len(inner) > 1 else inner[0][0]
         found = predicted(adapted, rows).log_s + np.log(_CONTAINED)
         module = array_module(found, least)
-        # what is not inside takes its arithmetic and bytes at least, and so seconds have slopes
-        beside = module.exp(own_s) - module.exp(rows.log_roofline_s())
+        # with three quarters of what the rest takes at its roofline seconds have slopes; all of it
+        # passes what the next whole tile takes, whose products reach more of the peak
+        beside = 0.75 * (module.exp(own_s) - module.exp(rows.log_roofline_s()))
         found = module.log(module.exp(found) + module.maximum(beside, 0.0))
         least = module.maximum(least, found)
     return least - log_s
