@@ -87,7 +87,7 @@ def test_evaluate_grid_runs_and_its_front_holds_what_it_says(
     assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 5
     said = "".join(map(printed, ran.cells))
     in_grid, alone, low, high = re.search(
-        r"takes (\S+) s in the grid, (\S+) s asked alone\n.* believe (\S+) to (\S+) s", said
+        r"takes (\S+) s in the grid, (\S+) s asked alone\n90 % interval (\S+) to (\S+) s", said
     ).groups()
     assert in_grid == alone, said
     assert float(low) < float(alone) < float(high)
