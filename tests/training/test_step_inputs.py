@@ -411,10 +411,11 @@ def test_an_unknown_accelerator_is_told_the_names_near_it():
         match=r"^unknown gpu 'A101': name one of a100_pcie_80g, .* in gpu or by --device$",
     ):
         names.machine("A101", "")
-    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of mi250"):
-        names.machine("MI250", "")
-    with pytest.raises(InputError, match=r"expected the system \(nodes and links\) of mi210"):
-        names.machine("", "", "mi210")
+    for told in (("MI250", ""), ("", "", "mi210")):
+        (note,) = [one for one in names.machine(*told).notes if "no system" in one]
+        assert note.endswith("is known: links of 8x_a100_pcie assumed")
+    with pytest.raises(InputError, match="got nowhere, which is not known"):
+        names.machine("MI250", "", row_system="nowhere")
     assert "system 8x_a10_pcie assumed" in names.machine("NVIDIA A10", "").notes
 
 
