@@ -1,7 +1,8 @@
 """Tables in, the same tables with predictions out: what all questions of tables share, and which
 module answers each.
 
-    rows = [{"model": "llama3-70b", "gpu": "h100_sxm", "n_gpus": n, "tp": 8} for n in (256, 512)]
+    rows = [{"model": "llama3-70b", "gpu": "h100_sxm", "n_gpus": n, "tp": 8, "pp": 4,
+             "global_batch": 512} for n in (256, 512)]
     hp.predict_steps(rows)[["n_gpus", "predicted_s", "low_s", "high_s", "note"]]
 
 A table is a pandas frame or a list of dicts; its columns are the fields of the question

@@ -31,7 +31,9 @@ def predict_steps(
 ) -> pandas.DataFrame:  # fmt: skip
     """Seconds, tokens/s, MFU, memory of training steps, and what the time is made of.
 
-        hp.predict_steps([{"model": "llama3-8b", "gpu": "h100_sxm", "n_gpus": 8, "tp": 2}])
+        rows = [{"model": "llama3-8b", "gpu": "h100_sxm", "n_gpus": 8, "tp": 2, "pp": 1,
+                 "global_batch": 32}]
+        hp.predict_steps(rows)
 
     Adds `predicted_s, low_s, high_s, tokens_per_s, mfu, memory_bytes, fits, compute_s,
     exposed_comm_s, bubble_s, host_s, note` (`hybridperf steps --help`). A column of one of these
