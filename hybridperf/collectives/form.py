@@ -49,9 +49,8 @@ _WIRE = 1.15
 _LEVELS_NORM = 6
 NO_DECAY, _MOST_DECAY = 0.3, 6.0  # of the knob: d = 0, and where the form stops following it
 _TINY_S = 1e-12
-_FILLING = (
-    8.0  # ranks up to which more of them filled a switched link better: no more were measured
-)
+# ranks up to which more of them fill a switched link better: none above were measured
+_FILLING = 8.0
 
 
 class Parts(NamedTuple):
