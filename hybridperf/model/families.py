@@ -235,24 +235,15 @@ def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, n
     return with_slots(rows, slots), assumed
 
 
-def in_another_format(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, np.ndarray]:
-    """(rows whose library is one of `known` in other number formats alone as of the first of these,
-    what was assumed [N] or empty): its calls take what they take beside the kernel.
+@functools.lru_cache(4096)
+def in_another_format(slot: str, known: tuple[str, ...]) -> str:
+    """The first of some `known` slots that is one's library, or any where it names none, in another
+    number format; "" where there is none, or the slot itself is known.
     """
-    slots, assumed = rows.implementation.copy(), np.full(len(rows), "", object)
-    for slot in dict.fromkeys(rows.implementation):
-        mine = OpImplementation.parse(slot)
-        # a row without a framework is of the first that was met, as in `with_defaults`
-        other = next((one for one in map(OpImplementation.parse, known) if _means(
-            mine._replace(dtype=one.dtype, text=one.text), one
-        )), None) if slot not in known else None  # fmt: skip
-        if other is not None:
-            here = rows.implementation == slot
-            slots[here] = str(other)
-            assumed[here] = (
-                f"no {mine.dtype} of {other.framework} was measured: by its {other.dtype}"
-            )
-    return with_slots(rows, slots), assumed
+    mine = OpImplementation.parse(slot)
+    others = () if slot in known else map(OpImplementation.parse, known)
+    same = (one for one in others if _means(mine._replace(dtype=one.dtype, text=one.text), one))
+    return str(next(same, ""))
 
 
 def framework_of(slot: str) -> str:

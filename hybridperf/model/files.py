@@ -111,14 +111,9 @@ def _strangers_families(device: hardware.DeviceSpec) -> dict[str, Adapted]:
         return {}
     found = {}
     for family, known in load_prior(DEFAULT_PRIOR).families.items():
-        law, having = (
-            known.population.law,
-            [
-                one.device.id
-                for one in shipped()
-                if family in one.families and one.families[family].rows
-            ],
-        )
+        law = known.population.law
+        measured = [one for one in shipped() if family in one.families]
+        having = [one.device.id for one in measured if one.families[family].rows]
         if law is ROW_ROOFLINE or family == GATHERED:  # `stages/borrowed.py` has their own forms
             continue
         references = references_of(device, known.population.devices)

@@ -52,3 +52,29 @@ def test_no_attention_is_quicker_than_its_arithmetic_and_the_law_is_named() -> N
             arithmetic_s = float(op.work().flops) / model.device.peak("bf16", "matrix")
             assert found.seconds[0] >= arithmetic_s
             assert "cuDNN" in found.remarks[0]
+
+
+def test_a_format_that_was_not_measured_goes_by_its_library() -> None:
+    """No row of the H100's encoder attention is in FP8: its calls cost what TensorRT-LLM's do
+    beside the kernel, and the law of libraries that nobody measured is for these alone.
+    """
+    sizes = {"op": "encoder_attention", "batch": 63, "q_len": 512, "heads": 16, "kv_heads": 16,
+             "head_dim": 64}  # fmt: skip
+    rows = [sizes | {"dtype": dtype, "framework": name} for dtype, name in
+            (("bf16", "trtllm"), ("fp8", "trtllm"), ("fp8", "cudnn"))]  # fmt: skip
+    found = hp.predict_ops(rows, "h100_sxm")
+    wide, narrow, stranger = found["predicted_s"]
+    assert 0.5 * wide < narrow < wide
+    assert stranger < 0.75 * narrow
+    assert found["note"][1] == "no fp8 of trtllm was measured: by its bf16"
+    assert "by cycles of scores, as cudnn" in found["note"][2]
+    assert found["in_range"].tolist() == [True, False, False]
+
+
+def test_a_card_without_a_power_limit_is_capped_in_its_own_format() -> None:
+    """Shares of the peak that formats reach differ by more than devices do: the prior has one card
+    that its power limits, and large products of another keep what free cards reach in bf16.
+    """
+    row = {"op": "gemm", "dtype": "bf16", "m": 4096, "n": 6144, "k": 4096, "framework": "vllm"}
+    (found,) = hp.predict_ops([row], "rtx_pro_6000_server").to_dict(orient="records")
+    assert 1.0 < found["predicted_s"] / found["roofline_s"] < 1.4

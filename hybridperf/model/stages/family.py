@@ -208,13 +208,8 @@ def rows_of(batch: Batch, adapted: Adapted, machine: Machine) -> tuple[FamilyRow
         rows = family_rows(part, np.ones(len(batch), bool), machine.device, machine.numbers)
         rows, assumed = with_defaults(rows, slots)
         if np.isin(rows.implementation, slots).all():
-            return rows, assumed
-    law = adapted.prior.population.law
-    if law is None or law.name != SCORE_ROOFLINE.name:
-        return rows, assumed
-    # a call of a library whose kernels are known in other formats is no stranger's kernel
-    rows, other = in_another_format(rows, slots)
-    return rows, np.where(other == "", assumed, other)
+            break
+    return rows, assumed
 
 
 def predicted(adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = None) -> Predicted:
@@ -224,7 +219,12 @@ def predicted(adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = Non
     Tables of PyTorch's layers have only the latter: a GPU measured by them alone knows its products
     without a bias by what they take elsewhere.
     """
-    found, known = adapted.predict(rows, alone), adapted.prior.population.implementations
+    known = adapted.prior.population.implementations
+    others = {slot: _other_format(adapted, slot) for slot in dict.fromkeys(rows.implementation)}
+    if any(others.values()):
+        slots = np.array([others[slot] or slot for slot in rows.implementation], object)
+        rows = with_slots(rows, slots)
+    found = adapted.predict(rows, alone)
     twins = {slot: _with_bias(slot) for slot in dict.fromkeys(rows.implementation)}
     named = [twins[slot] if twins[slot] in known else slot for slot in rows.implementation]
     slots = np.array(named, object)
@@ -237,6 +237,16 @@ def predicted(adapted: Adapted, rows: FamilyRows, alone: np.ndarray | None = Non
     most = adapted.predict(dataclasses.replace(biased, inputs=Inputs(names, values))).log_s
     less = module.where(bare, module.minimum(most - found.log_s, 0.0), 0.0)
     return found.moved(less)
+
+
+def _other_format(adapted: Adapted, slot: str) -> str:
+    """The slot of attention's own library in another number format, where that alone was measured:
+    beside the kernel its calls take what they take, so that it is no stranger's; else "".
+    """
+    population = adapted.prior.population
+    if population.law is not SCORE_ROOFLINE:
+        return ""
+    return in_another_format(slot, tuple(population.implementations))
 
 
 @functools.lru_cache
@@ -267,6 +277,9 @@ def _never_met(family: str, slot: str, adapted: Adapted) -> str:
     """
     if slot in adapted.knobs.implementations:
         return ""
+    if other := _other_format(adapted, slot):
+        mine, its = OpImplementation.parse(slot), OpImplementation.parse(other)
+        return f"no {mine.dtype} of {its.framework} was measured: by its {its.dtype}"
     if law := adapted.prior.population.law:
         whose = framework_of(slot) or "libraries on average: none is told"
         return f"by {_LAWS[law.name]}, as {whose}"
