@@ -156,9 +156,12 @@ def system_facts(spec: hardware.SystemSpec) -> list[tuple[str, str]]:
     rates = spec.intra_bytes_per_s, spec.host_link_bytes_per_s, spec.node_bytes_per_s
     inside, host, across = (quantity(rate, "B/s") for rate in rates)
     reduces = ", reduces in the network" if spec.in_network_reduction else ""
+    joined = f", trays of {spec.tray_accelerators}" if spec.tray_accelerators else ""
+    if spec.domain_accelerators and not spec.tray_accelerators:
+        joined = f", switches join {spec.domain_accelerators} across nodes"
     return [
         ("system", f"{spec.id}: {spec.description}"),
-        ("per node", f"{spec.accelerators_per_node} x {spec.accelerator}"),
+        ("per node", f"{spec.accelerators_per_node} x {spec.accelerator}{joined}"),
         ("inside", f"{spec.intra_link}, {inside} per accelerator and direction{reduces}"),
         ("host", f"{spec.host_link}, {host}"),
         ("across", f"{spec.nics_per_node} x {spec.nic}, {across} per node"),
