@@ -17,6 +17,11 @@ PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 test check: export OPENBLAS_NUM_THREADS = 1
 test check: export OMP_NUM_THREADS = 1
 
+# what one process compiled of a module the next one reads, also where Python is told to write nothing beside sources:
+# tests start hundreds of processes, each of which would compile JAX's and our modules again (4.6 s instead of 1.8)
+test check lint docs: export PYTHONDONTWRITEBYTECODE =
+test check lint docs: export PYTHONPYCACHEPREFIX = $(abspath $(VENV))/bytecode
+
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
