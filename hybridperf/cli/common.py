@@ -119,6 +119,17 @@ def table_ready(
             ready(path, option)
 
 
+def say_elasticities(by_result: "Mapping[str, pd.DataFrame]", most: int = 12) -> None:
+    """Print tables of `hp.elasticities` by what they are of, each with its strongest rows."""
+    import pandas as pd
+
+    for name, found in by_result.items():
+        print(f"\nd log {name} / d log of each number:")
+        print(found.head(most).to_string(index=False))
+    tables = [found.assign(result=name) for name, found in by_result.items()]
+    result(elasticities=pd.concat(tables, ignore_index=True))
+
+
 def table_written(table: "pd.DataFrame", out: Path | None, words: str) -> None:
     """Write a table to --out where that is given, and say so: "all 3 jobs in"."""
     from hybridperf.io import write_table

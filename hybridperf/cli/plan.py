@@ -40,6 +40,7 @@ def plan(
     write_launch: str = "",
     row: int = 1,
     folder: Path | None = None,
+    why: bool = False,
     limit: int = LIMIT,
     workers: int | None = None,
     scheduler: str | None = None,
@@ -50,7 +51,7 @@ def plan(
     from hybridperf.model.adapted_steps import Adaptation
     from hybridperf.training.plans import report as reports
     from hybridperf.training.plans.explain import confirm as confirmed
-    from hybridperf.training.plans.explain import neighbours
+    from hybridperf.training.plans.explain import drives, neighbours
     from hybridperf.training.plans.layout_text import counted
     from hybridperf.training.plans.run import plan as run_plan
     from hybridperf.training.plans.table import check_name, write_layouts
@@ -101,6 +102,8 @@ def plan(
         for part in reports.plan_sections(found, top) if printed() else ():
             print(part, flush=True)
         common.result(**_found(found, max(top, _DRAWN) if html else top))
+        if why:
+            common.say_elasticities({"time_s": drives(found, row)})
         if html:
             common.result(capacity_bytes=found.setup.capacity_bytes)
         if confirm:

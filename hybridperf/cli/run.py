@@ -37,6 +37,7 @@ def run(
     by_hand: bool = False,
     prices: Path | None = None,
     elastic: bool = False,
+    why: bool = False,
     out: Path | None = None,
 ) -> int:
     """Predict a whole training run: days, goodput, money and energy, with failures. A
@@ -60,6 +61,7 @@ def run(
       layout, note                            what runs; why a row is not predicted
     """
     from hybridperf.runs.report import run_report
+    from hybridperf.runs.run_function import run_elasticities
     from hybridperf.runs.run_of_plan import given_step, run_cost
     from hybridperf.runs.training_run import BELIEFS, RunSettings, training_run
 
@@ -86,7 +88,7 @@ def run(
             "--dtype": dtype, "--only": only, "--step-time": step_time, "--steps": steps,
             "--interval": interval,
             "--spares": spares is not None, "--mtbf": mtbf, "--by-hand": by_hand,
-            "--prices": prices, "--checkpoint": checkpoint != "async",
+            "--prices": prices, "--why": why, "--checkpoint": checkpoint != "async",
         }  # fmt: skip
         if ignored := [option for option, value in asked.items() if value]:
             raise common.wrong(
@@ -143,6 +145,10 @@ def run(
     common.result(run=found.table, lost=found.lost, spares=found.spares,
                   interval_s=float(found.cycle.interval_s), notes=list(found.notes),
                   step=found.words)  # fmt: skip
+    if why:
+        given_results = found.table.loc[found.table["expected"].notna(), "what"]
+        results = [name for name in ("days", "usd") if name in set(given_results)]
+        common.say_elasticities({name: run_elasticities(found, name) for name in results})
     common.table_written(found.table, out, "\nwritten to")
     return 0
 

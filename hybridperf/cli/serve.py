@@ -15,7 +15,7 @@ from hybridperf.cli.manner import printed
 
 _OF_SHAPE = (
     "system", "device", "gpus", "isl", "osl", "sla", "framework", "precision", "drafted",
-    "acceptance", "cached_share", "prices", "requests", "trace", "top", "html",
+    "acceptance", "cached_share", "prices", "requests", "trace", "top", "html", "why",
 )  # fmt: skip
 _DRAWN = 2000  # deployments on a page
 
@@ -43,6 +43,7 @@ def serve(
     trace: str = "",
     top: int = 10,
     html: Path | None = None,
+    why: bool = False,
 ) -> int:
     """Predict each row of a table of served models: time to first token, time per output token,
     throughput, memory. With --shape instead: all ways to serve a model on some GPUs, ranked by
@@ -95,7 +96,7 @@ def serve(
     of_shape(
         shape, system, device, gpus, isl, osl, sla, framework, precision,
         drafted, acceptance, cached_share, prices, top, out, html, requests, trace, fit_on or [],
-        model,
+        model, why,
     )  # fmt: skip
     return 0
 
@@ -152,7 +153,7 @@ def of_shape(
     precision: str, drafted: int, acceptance: float | None, cached_share: float,
     prices: Path | None, top: int, out: Path | None, html: Path | None,
     requests: Path | None = None, trace: str = "", fit_on: Sequence[Path] = (),
-    effects: Path | None = None,
+    effects: Path | None = None, why: bool = False,
 ) -> None:  # fmt: skip
     """Print all deployments, ranked; `hybridperf serve` has the arguments."""
     from hybridperf.engine.economy import economy
@@ -161,6 +162,7 @@ def of_shape(
     from hybridperf.serving import rows as names
     from hybridperf.serving.deployment_latency import Question
     from hybridperf.serving.deployments import deployments, precisions
+    from hybridperf.serving.function import deployment_elasticities
     from hybridperf.serving.machines import machine_of
     from hybridperf.serving.report import open_loop_report, serving_report
     from hybridperf.serving.table import unmeasured_note
@@ -176,6 +178,8 @@ def of_shape(
     if trace and requests is None:
         raise wrong(f"expected --requests FILE with --trace {trace}, got none")
     recorded = open_loop.recorded(read_table(requests), trace) if requests else None
+    if why and (fit_on or effects):
+        raise wrong("expected --why without --fit-on and --model, got both; leave one of them out")
     limits = _limits(sla)
     notes: list[str] = []
     machine = machine_of(system, device)
@@ -213,6 +217,11 @@ def of_shape(
         served = open_loop.served_openly(asked, found.iloc[0].to_dict(), recorded)
         common.result(open_loop=served.percentiles())
         print("\n" + open_loop_report(served))
+    if why:
+        place, drives = deployment_elasticities(asked, found)
+        print(f"\nof deployment {place + 1}, the best whose engines do all:")
+        common.result(elasticities_of=found.iloc[[place]])
+        common.say_elasticities(drives)
     common.table_written(found, out, f"\n{len(found)} deployments, the best first, in")
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from hybridperf.engine.economy import Economy
 from hybridperf.engine.step_features import StepParts
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Step:
         words: what runs, for reports.
         stall_chance: share of runs like this that stall from their first step on.
         stalled_s: seconds of a step of those.
+        drives: makes the table of `hp.elasticities` of what runs; None: nothing is known of it.
     """
 
     step_s: float
@@ -38,6 +44,9 @@ class Step:
     words: str = ""
     stall_chance: float = 0.0
     stalled_s: float = 0.0
+    drives: Callable[[], pandas.DataFrame] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
 
     @property
     def nodes(self) -> int:

@@ -15,23 +15,29 @@ they are free, slopes by all else are the same (the envelope theorem).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hybridperf.engine.elasticities import elasticities
 from hybridperf.engine.knobs import KnobFunction, Knobs
 from hybridperf.engine.repeated_step import Step
 from hybridperf.engine.step_features import StepParts
 from hybridperf.fields.frames import answering
+from hybridperf.io.later import pd
 from hybridperf.io.namespace import Array
 from hybridperf.runs.failures import JOB, facts, job_rate
 from hybridperf.runs.goodput import Spares
 from hybridperf.runs.training_run import (
     Known,
     RunSettings,
+    TrainingRun,
     cycle_of,
     expected_of,
     known_of,
     training_run,
 )
+
+if TYPE_CHECKING:
+    import pandas
 
 _OF_STEP = ("step_s", "state_bytes")
 _OF_SETTINGS = ("evaluation_share", "stalls_per_day", "stall_s", "warmup_s")
@@ -70,6 +76,27 @@ def run_function(
         return _results(step, settings, known, usual, knobs)
 
     return KnobFunction(f"days, money and energy of a run of {step.words}", usual, results)
+
+
+def run_elasticities(run: TrainingRun, result: str) -> pandas.DataFrame:
+    """How strongly each number drives a run, the strongest first: those of `run_function`, and
+    those of the machine, through the seconds of its step.
+
+    Args:
+        run: what `training_run` gives.
+        result: which of its results, as "days" or "usd".
+
+    Returns:
+        The table of `hp.elasticities`.
+    """
+    found = elasticities(run_function(run.step, run.steps, run.settings), result)
+    if run.step.drives is None:
+        return found
+    by_step = float(found.set_index("knob")["elasticity"].get("step_s", 0.0))
+    machine = run.step.drives()
+    whole = [found, machine.assign(elasticity=by_step * machine["elasticity"])]
+    order = {"key": abs, "ascending": False, "ignore_index": True}
+    return pd.concat(whole).sort_values("elasticity", **order)
 
 
 def _usual(step: Step, steps: float, settings: RunSettings, known: Known) -> dict[str, Any]:

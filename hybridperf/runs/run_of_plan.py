@@ -111,7 +111,7 @@ def _mean_step(steps: Sequence[Step], counts: Sequence[float]) -> Step:
     last = steps[-1]
     parts = [step.parts for step in steps if step.parts is not None]
     return dataclasses.replace(
-        last, step_s=mean([step.step_s for step in steps]),
+        last, drives=None, step_s=mean([step.step_s for step in steps]),
         low_s=mean([step.low_s for step in steps]), high_s=mean([step.high_s for step in steps]),
         parts=StepParts(*map(mean, zip(*parts, strict=True))),
         # a run that stalls once does so in all its phases

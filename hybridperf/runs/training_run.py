@@ -92,6 +92,9 @@ class TrainingRun:
         words: what runs.
         notes: beliefs, each with its source.
         step_s: seconds of a step, in the mean.
+        step: what is repeated.
+        steps: how often.
+        settings: how the run is kept alive.
     """
 
     table: pd.DataFrame
@@ -101,6 +104,9 @@ class TrainingRun:
     words: str
     notes: tuple[str, ...]
     step_s: float
+    step: Step
+    steps: float
+    settings: RunSettings
 
     def row(self, name: str) -> tuple[float, float, float]:
         """(expected, low, high) of one line of the table."""
@@ -151,7 +157,10 @@ def training_run(step: Step, steps: float, settings: RunSettings | None = None) 
     if step.economy is not None:
         notes += step.economy.notes
     lost = {name: float(share) for name, share in found.shares().items()}
-    return TrainingRun(table, lost, known.cycle, count, step.words, tuple(notes), step.step_s)
+    return TrainingRun(
+        table, lost, known.cycle, count, step.words, tuple(notes), step.step_s, step, steps,
+        settings,
+    )  # fmt: skip
 
 
 class Known(NamedTuple):

@@ -15,12 +15,14 @@ is what makes other calls: the deployment.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION
+from hybridperf.engine.elasticities import elasticities
 from hybridperf.engine.knobs import KnobFunction, Knobs
 from hybridperf.engine.step_function import PreparedStep, platform_at
 from hybridperf.engine.step_times import StepTimes
@@ -28,15 +30,21 @@ from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array
 from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import ServingEffects, believed
-from hybridperf.ops.frameworks import serving_frameworks
+from hybridperf.ops.frameworks import serving_framework, serving_frameworks
 from hybridperf.serving.admission import NO_LIMIT
 from hybridperf.serving.batching import Engine
-from hybridperf.serving.deployment_latency import LARGEST_CHUNK
+from hybridperf.serving.deployment_latency import LARGEST_CHUNK, Question
+from hybridperf.serving.deployments import engines
 from hybridperf.serving.engine_load import FirstTokens, under_load
 from hybridperf.serving.machines import known_names
+from hybridperf.serving.rows import ADMISSION, admission_by
 from hybridperf.workloads.serving import Deployment, prompt_launches, steps_as_rows
 from hybridperf.workloads.serving.deployment import serving_memory
 
+if TYPE_CHECKING:
+    import pandas
+
+_LAYOUT = ("tp", "pp", "attention_dp", "expert_ep", "quant", "kv_dtype")
 _NONE = 1e-3  # of a sequence or token: zero comes as a billionth of today's number
 _OF_STEP = ("kernels", "gap_s", "step_s", "sequence_s", "launch_s")  # effects that a step has
 
@@ -85,8 +93,8 @@ def served_step_function(
 
 def serving_function(
     model: PerfModel, deployment: Deployment, *, clients: float, prompt: float, output: float,
-    cached: float = 0.0, slots: float | None = None, chunk: float = LARGEST_CHUNK,
-    all_reduce: str | None = None,
+    cached: float | None = None, slots: float | None = None, chunk: float = LARGEST_CHUNK,
+    admission: Mapping[str, float] | None = None, all_reduce: str | None = None,
 ) -> KnobFunction:  # fmt: skip
     """The operating point of an engine under a closed loop of clients, as a pure JAX function.
 
@@ -96,9 +104,11 @@ def serving_function(
         clients: of each attention rank; each sends its next request when the last has ended.
         prompt: tokens in the mean.
         output: tokens in the mean, 2 or more.
-        cached: tokens of a prompt that the prefix cache holds.
+        cached: tokens of a prompt that the prefix cache holds; None: the deployment's share.
         slots: sequences at once, of each rank; None: as many as its cache and settings let in.
         chunk: tokens of a step, at most.
+        admission: settings of when prompts are taken, as columns of `hp.predict_serving` name them
+            (`{"scheduler_recv_interval": 30}`); None: as they come.
         all_reduce: the library whose all-reduce runs, as tables of collectives name it; None: the
             one that `hp.predict_serving` takes.
 
@@ -114,26 +124,34 @@ def serving_function(
         device, of = model.device, serving_memory(deployment)
         if not device.memory_bytes:
             raise InputError(f"expected slots: the memory of {device.id} is not known; give them")
-        held = float(of.sequences(device.memory_bytes, prompt + output / 2.0))
+        reserved = serving_framework(deployment.framework).reserved
+        held = float(of.sequences(device.memory_bytes, prompt + reserved * output))
         if held < 1:
             raise InputError(
                 f"{deployment.shape.name} with a request does not fit into {device.id}; give a"
                 " deployment over more GPUs"
             )
         slots = min(held, float(deployment.max_sequences))
+    cached = prompt * deployment.cached_share if cached is None else cached
     sizes = {"clients": clients, "prompt": prompt, "output": output, "cached": cached,
              "slots": slots, "chunk": chunk}  # fmt: skip
     _check(sizes, ("clients",))
     if output < 2:
         raise InputError(f"expected an output of 2 tokens or more, got {output}; mend it")
+    for name in admission or ():
+        if name not in ADMISSION:
+            known = f"known are {', '.join(ADMISSION)}"
+            raise unknown("setting of admission", name, ADMISSION, known)
+    whole = admission_by({**(admission or {}), "max_num_batched_tokens": 1.0}, deployment)
     steps = _Steps.of(model, deployment, all_reduce)
 
     def results(arrays: Any, knobs: Knobs) -> dict[str, Array]:
         load, effects = knobs["load"], steps.effects(knobs)
+        taken = whole._replace(tokens=whole.tokens * load["chunk"])
         engine = Engine(
             steps.times(arrays, knobs), slots=load["slots"], budget=load["chunk"],
             kv_tokens=NO_LIMIT,  # slots are what fits
-            drafted=deployment.drafted, acceptance=deployment.acceptance,
+            drafted=deployment.drafted, acceptance=deployment.acceptance, admission=taken,
         )  # fmt: skip
         added = FirstTokens(effects.prefill, effects.waited_steps, effects.first_token_s)
         found = under_load(
@@ -150,6 +168,37 @@ def serving_function(
         f"operating point of an engine that serves {deployment.shape.name}",
         steps.knobs(sizes, every), results, steps.prepared.in_precision,
     )  # fmt: skip
+
+
+def deployment_elasticities(
+    asked: Question, found: pandas.DataFrame
+) -> tuple[int, dict[str, pandas.DataFrame]]:
+    """How strongly each number drives the best deployment whose engines do all.
+
+    Args:
+        asked: what is to be served on what.
+        found: its deployments, the best first (`deployments`).
+
+    Returns:
+        (its place among these, tables of `hp.elasticities` by result of `serving_function`).
+
+    Raises:
+        InputError: where prompts are computed apart in all of them.
+    """
+    whole = found.index[found["mode"] == "aggregated"]
+    if not len(whole):
+        raise InputError("expected a deployment whose engines do all, got none of them")
+    place = int(whole[0])
+    row = found.loc[place]
+    engine = next(
+        one for one in engines(asked) if all(getattr(one, name) == row[name] for name in _LAYOUT)
+        and one.of_experts() == row["expert_quant"]
+    )  # fmt: skip
+    point = serving_function(
+        asked.model, engine, clients=row["sequences"], prompt=asked.prompt, output=asked.output,
+        slots=row["sequences"], chunk=row["chunk"], all_reduce=asked.all_reduce,
+    )  # fmt: skip
+    return place, {name: elasticities(point, name) for name in ("tokens_per_s", "ttft_s", "tpot_s")}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

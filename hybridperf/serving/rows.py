@@ -59,6 +59,12 @@ _NO_WORKERS = (
 )
 
 
+ADMISSION = (
+    "scheduler_recv_interval", "attention_dp_timeout_iters", "batch_wait_timeout_iters",
+    "batch_wait_max_tokens_ratio",
+)  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class ServedRow:
     """One row; `refused` says why it is not predicted."""
@@ -238,7 +244,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         "requests": _number(values, "requests_per_client", 0.0),
         "at_once": at_once,
         "chunk": float(_count(values, "max_num_batched_tokens", int(CHUNK))),
-        "admission": _admission(values, engine),
+        "admission": admission_by(values, engine),
     }  # fmt: skip
     if machine.note:
         notes.append(machine.note)
@@ -329,8 +335,8 @@ def _as_published(
     return settings
 
 
-def _admission(values: Mapping[str, Any], engine: Deployment) -> Admission:
-    """By the frameworks' own settings."""
+def admission_by(values: Mapping[str, Any], engine: Deployment) -> Admission:
+    """When prompts are taken, by the settings of frameworks (`ADMISSION`)."""
     ranks = _number(values, "attention_dp_timeout_iters", 1.0)
     if engine.attention_dp == 1:
         ranks = 1.0

@@ -13,9 +13,10 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.knobs import flattened
 from hybridperf.hardware import load_device, load_system
 from hybridperf.model import PerfModel
+from hybridperf.runs.run_function import run_elasticities
 from hybridperf.serving.deployment_latency import Question
 from hybridperf.serving.deployments import deployments
-from hybridperf.serving.machines import known_names
+from hybridperf.serving.machines import known_names, machine_of
 from hybridperf.workloads.serving import step_times
 
 SETTINGS = {
@@ -86,6 +87,33 @@ def test_a_plan_is_its_best_layout_run() -> None:
     run = hp.run_function(plan, 1e4)
     cost = hp.run_cost("llama2-7b", "dgx_h100", 8, 64 * 4096 * 1e4, batch=64)
     assert float(run({})["days"]) == pytest.approx(cost.row("days")[0], rel=1e-5)
+
+
+def test_a_run_is_driven_by_its_machine_through_its_step() -> None:
+    run = hp.run_cost("llama2-7b", "dgx_h100", 8, 64 * 4096 * 1e4, batch=64)
+    found = run_elasticities(run, "days").set_index("knob")["elasticity"]
+    plan = hp.plan("llama2-7b", "dgx_h100", 8, batch=64, limit=64)
+    choice = plan.choice(0)
+    prices = plan.cases[choice.case].setup.prices
+    with jax.enable_x64(True):
+        step = hp.step_function(prices.model, hp.transformer(plan.config(choice)))
+        days = hp.run_function(run.step, run.steps)
+        rate = float(step.knobs["memory_bytes_per_s"])
+        both = [
+            float(days({"step_s": run.step_s * step({"memory_bytes_per_s": rate * times})
+                        / step({})})["days"])
+            for times in (0.999, 1.001)
+        ]  # fmt: skip
+        slope = np.log(both[1] / both[0]) / np.log(1.001 / 0.999)
+        assert found["memory_bytes_per_s"] == pytest.approx(slope, rel=2e-3)
+        restart_s = float(days.knobs["beliefs"]["restart_s"])
+        restarts = [
+            float(days({"beliefs": {"restart_s": restart_s * times}})["days"])
+            for times in (0.9, 1.1)
+        ]
+    slope = np.log(restarts[1] / restarts[0]) / np.log(1.1 / 0.9)
+    assert found["beliefs__restart_s"] == pytest.approx(slope, rel=0.02)
+    assert slope > 0 > found["memory_bytes_per_s"]
 
 
 def test_workers_that_differ_are_those_of_their_machines() -> None:
@@ -175,6 +203,43 @@ def test_an_operating_point_is_what_a_deployment_reaches() -> None:
         for name, value in f({}).items():
             expected = 200 * row["requests_per_s"] if name == "tokens_per_s" else row[name]
             assert float(value) == pytest.approx(expected, rel=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("framework", "cached_share", "admission", "load"),
+    [
+        ("sglang", 0.3, {"scheduler_recv_interval": 20}, (8, 2500, 40)),
+        ("trtllm", 0.0, {"batch_wait_timeout_iters": 15, "batch_wait_max_tokens_ratio": 0.5},
+         (400, 300, 700)),
+    ],
+)  # fmt: skip
+def test_an_operating_point_is_that_of_a_row(
+    framework: str, cached_share: float, admission: dict, load: tuple[int, int, int]
+) -> None:
+    """With the framework's way to take prompts, its reserve and its cache of prefixes."""
+    clients, prompt, output = load
+    said = {"model": "llama3-8b", "system": "h100_sxm", "precision": "bf16", "kv_dtype": "bf16"}
+    sizes = {"concurrency": clients, "isl": prompt, "osl": output, "tp_size": 1}
+    row = {**said, **sizes, "framework": framework, "cached_share": cached_share}
+    found = hp.predict_serving([row | admission, row])
+    with jax.enable_x64(True):
+        f = hp.serving_function(
+            machine_of("h100_sxm", "").load(),
+            hp.Deployment(
+                hp.load_shape("llama3-8b"), framework=framework, cached_share=cached_share
+            ),
+            clients=clients, prompt=prompt, output=output, admission=admission,
+        )  # fmt: skip
+        point = f({})
+        for name in ("ttft_s", "tpot_s"):
+            expected = found[f"predicted_{name}"].to_numpy()
+            assert float(point[name]) == pytest.approx(expected[0], rel=1e-9), name
+            assert expected[0] != pytest.approx(expected[1], rel=1e-3)
+    with pytest.raises(hp.InputError, match="unknown setting of admission 'recv'"):
+        hp.serving_function(
+            datasheet(), hp.Deployment(hp.load_shape("llama3-8b")), clients=1, prompt=9, output=9,
+            admission={"recv": 3},
+        )  # fmt: skip
 
 
 def test_an_all_reduce_of_no_library_is_refused() -> None:

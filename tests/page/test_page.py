@@ -254,6 +254,49 @@ def test_a_view_shows_the_commands_number(
     tab.close()
 
 
+@pytest.mark.parametrize(
+    ("view", "results", "owner"),
+    [
+        ("layouts", ["time_s"], "the training software"),
+        ("run", ["days", "usd"], "prices and power"),
+        ("serving", ["tokens_per_s", "ttft_s", "tpot_s"], "the load"),
+    ],
+)
+def test_a_strip_says_what_one_percent_is_worth(
+    browser: Browser, page: Served, view: str, results: list[str], owner: str
+) -> None:
+    """Of each number of the machine: the elasticities that the command prints."""
+    tab = opened(browser, page, view)
+    wait_for(tab, "document.querySelector('[data-driver]')")
+    wait_for(tab, _SETTLED)
+    rows = answer_of(command_of(tab, "drives"))["elasticities"]
+    assert list(dict.fromkeys(row["result"] for row in rows)) == results
+    for result in results:
+        tab.value(
+            "(() => { const menu = document.querySelector('[aria-label=\"Worth by\"]');"
+            f" if (menu) menu.value = '{result}';"
+            " menu?.dispatchEvent(new Event('change')); })()"
+        )
+        said = tab.value(
+            "[...document.querySelectorAll('[data-driver]')]"
+            ".map(one => [one.dataset.driver, Number(one.dataset.value)])"
+        )
+        expected = [[row["knob"], row["elasticity"]] for row in rows if row["result"] == result]
+        assert said == [[knob, pytest.approx(value)] for knob, value in expected[: len(said)]]
+        assert len(said) == min(len(expected), 14)
+    assert any(row["knob"] == "memory_bytes_per_s" for row in rows)
+    tab.value(
+        "(() => { const menu = document.querySelector('[aria-label=\"Whose numbers\"]');"
+        f" menu.value = '{owner}'; menu.dispatchEvent(new Event('change')); }})()"
+    )
+    words = "[...document.querySelectorAll('[data-driver]')].map(one => one.textContent)"
+    assert tab.value(words)
+    assert all(f"of {owner}, now" in one for one in tab.value(words))
+    assert tab.complaints() == []
+    legible(tab)
+    tab.close()
+
+
 def test_a_launch_file_is_of_the_row_that_is_shown(browser: Browser, page: Served) -> None:
     """Rows that are copies of better ones are not shown, and count all the same."""
     tab = Tab(browser, page.address + "#layouts?shape=llama2-7b&gpus=8&batch=64&only=pp%3D2")

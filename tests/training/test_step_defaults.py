@@ -267,3 +267,23 @@ def test_a_config_has_the_habits_of_rows(framework):
     (asked,) = resolve(pd.DataFrame([row]))
     config = hp.TransformerConfig(hp.load_shape("llama2-7b"), asked.config.layout, **way)
     assert config == asked.config
+
+
+@pytest.mark.parametrize("framework", ["", "megatron_core", "torchtitan", "megatron_deepspeed"])
+@pytest.mark.parametrize("seq", [8192, 8196])
+def test_a_layout_that_says_nothing_is_a_row_that_says_nothing(framework: str, seq: int) -> None:
+    """Of sequence parallelism, which a length must allow."""
+    said = {"model": "llama3-8b", "gpu": "h100_sxm", "n_gpus": 8, "tp": 8, "global_batch": 8}
+    rows = pd.DataFrame([said | {"seq": seq} | ({"framework": framework} if framework else {})])
+    (found,) = resolve(rows).rows
+    layout = hp.Layout(tp=8)
+    shape = hp.load_shape("llama3-8b").replace(seq=seq)
+    config = hp.TransformerConfig(shape, layout, framework=framework)
+    assert config.layout.sequence_parallel == found.config.layout.sequence_parallel
+    assert config.layout.sequence_parallel == (framework != "megatron_deepspeed" and seq == 8192)
+    other = config.replace(framework="megatron_deepspeed")
+    assert not other.layout.sequence_parallel
+    assert config.with_layout(layout, 8).layout == config.layout
+    for given in (True, False):
+        own = layout.replace(sequence_parallel=given)
+        assert hp.TransformerConfig(shape, own, framework=framework).layout == own

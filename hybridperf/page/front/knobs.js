@@ -26,7 +26,7 @@ const GROUP = {
   step_s: ["time of a serial step", units.time],
   smoothing: ["compute and memory time add up (0: the longer counts, 1: their sum)", units.count],
   level_bytes: ["size of the cache", units.bytes],
-  level_speedup: ["bandwidth over the memory's", times],
+  level_speedup: ["bandwidth over the datasheet's of the memory", times],
   level_capacity: ["usable share of the cache", units.percent],
   line_s: ["time of a cache line", units.time],
 };
@@ -57,9 +57,56 @@ const EFFECTS = {
   fixed_s: "host work once a step",
 };
 
+// of a run, a server under load and prices, by the name without its place
+const OTHERS = {
+  step_s: ["time of a step", "the run"],
+  steps: ["steps", "the run"],
+  state_bytes: ["bytes of a checkpoint", "the run"],
+  interval_s: ["time between checkpoints", "the run"],
+  spares: ["spare nodes", "the run"],
+  evaluation_share: ["share of the time that evaluates", "the run"],
+  stalls_per_day: ["stalls a day", "the run"],
+  stall_s: ["time of a stall", "the run"],
+  warmup_s: ["time until the first step", "the run"],
+  clients: ["clients", "the load"],
+  prompt: ["tokens of a prompt", "the load"],
+  output: ["tokens of an answer", "the load"],
+  cached: ["tokens of a prompt in the prefix cache", "the load"],
+  slots: ["sequences at once", "the server"],
+  chunk: ["tokens of a step", "the server"],
+};
+const SERVED = {
+  kernels: "time of kernels in a step over alone",
+  gap_s: "gap between two kernels",
+  step_s: "host time of a step",
+  sequence_s: "host time of a token",
+  prefill: "time of prompts over their kernels'",
+  waited_steps: "steps that a first token waits",
+  first_token_s: "host time of a first token",
+  launch_s: "host time between two launches",
+};
+const PLACES = {
+  mtbf_s: [(name) => `time between failures of a ${name}`, "the run"],
+  beliefs: [(name) => (name === "step_longer" ? "steps of a run over a benchmark's" : name.replace(/_s$/, "").replaceAll("_", " ")), "what is believed of the run"],
+  economy: [(name) => name.replace(/_w$/, " power").replace(/_per_/g, " per ").replaceAll("_", " "), "prices and power"],
+  load: [(name) => OTHERS[name]?.[0] ?? name, "the load"],
+  effects: [(name) => SERVED[name] ?? name.replaceAll("_", " "), "the serving software"],
+};
+
+function number(name, value) {
+  if (name.endsWith("_s") || name === "gpu" || name === "node" || name === "job") return units.time(value);
+  if (name.endsWith("_bytes")) return units.bytes(value);
+  if (name.endsWith("_w")) return units.quantity(value, "W");
+  if (name.startsWith("usd")) return units.money(value);
+  return units.count(value);
+}
+
 // { label, whose, value } of a row of elasticities
-export function described({ knob, value }) {
+export function described({ knob: whole, value }) {
+  const knob = whole.replace(/^(groups|levels|effects__(?=launch_s$))__/, "");
   const [group, own] = knob.split("__");
+  if (PLACES[group] && own) return { label: PLACES[group][0](own), whose: PLACES[group][1], value: number(group === "mtbf_s" ? group : own, value) };
+  if (OTHERS[knob]) return { label: OTHERS[knob][0], whose: OTHERS[knob][1], value: number(knob, value) };
   if (OWN[knob]) return { label: OWN[knob][0], whose: MACHINE, value: OWN[knob][1](value) };
   if (own) {
     const [label, write] = GROUP[own] ?? [own.replaceAll("_", " "), units.count];

@@ -2,6 +2,7 @@
 
 import { front } from "./answer.js";
 import { scatter } from "./draw.js";
+import { strip } from "./drivers.js";
 import { bars, cards, copies, legend, make, notes, section, table } from "./parts.js";
 import * as units from "./units.js";
 import { Asked } from "./view.js";
@@ -43,6 +44,8 @@ export function show(root, { form }) {
   let picked = [];
   let answer = null;
   let head = null;
+  let asked = null; // the values that the answer is of
+  let driven = 0; // the layout whose numbers are weighed
   const place = make("div", {});
   const launch = new Asked("layouts", "launch", (found, said, values) => [
     make("p", {}, `Row ${values.row} in ${values.target}:`),
@@ -56,6 +59,12 @@ export function show(root, { form }) {
   function pick(at) {
     picked = picked.includes(at) ? picked.filter((one) => one !== at) : [...picked.slice(-1), at];
     redraw();
+    if ((picked.at(-1) ?? 0) !== driven) drive(picked.at(-1) ?? 0);
+  }
+
+  function drive(at) {
+    driven = at;
+    worth.ask({ ...asked, row: answer.layouts[at].row });
   }
 
   // Whoever moves by keyboard stays where they are, and so does the table.
@@ -117,11 +126,13 @@ export function show(root, { form }) {
     ].filter(Boolean));
   }
 
-  const plan = new Asked("layouts", "plan", (found, said) => {
-    [answer, head, picked] = [found, said, []];
+  const worth = strip("layouts", { time_s: { of: "the time", worth: (share) => units.time(share * answer.layouts[driven].time_s) } }, () => `Of the numbers of the machine, for the step of layout ${answer.layouts[driven].row} (${answer.layouts[driven].layout}), by its graph.`);
+  const plan = new Asked("layouts", "plan", (found, said, values) => {
+    [answer, head, picked, asked] = [found, said, [], values];
     draw();
+    drive(0);
     return [place];
-  }, { wait: 30, stop: true, say: (found) => `The best of ${units.whole(found.legal)} legal layouts takes ${units.time(found.layouts[0].time_s)}` });
-  root.append(plan.node);
+  }, { wait: 30, stop: true, refused: () => worth.clear(), say: (found) => `The best of ${units.whole(found.legal)} legal layouts takes ${units.time(found.layouts[0].time_s)}` });
+  root.append(plan.node, worth.node);
   return { refused: (words) => plan.refused(words), changed: (values) => plan.ask(values) };
 }

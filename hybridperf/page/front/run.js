@@ -1,5 +1,6 @@
 // A whole run: days, goodput, money, energy, and where its time goes.
 
+import { strip } from "./drivers.js";
 import { bars, cards, copies, make, notes, section } from "./parts.js";
 import * as units from "./units.js";
 import { Asked } from "./view.js";
@@ -11,6 +12,8 @@ const WRITE = {
 };
 
 const LOST = { useful: "useful steps", planned: "planned stops", detection: "until a failure is noticed and a node is there", restart: "starting again", redone: "work since the last checkpoint, done again", checkpoints: "writing checkpoints", evaluation: "evaluation", stalls: "stalls" };
+
+const longer = (days) => (days >= 1 ? `${units.digits(days)} days` : `${units.digits(24 * days)} hours`);
 
 function draw(answer, head) {
   const items = answer.run.filter((one) => one.expected !== null).map((one) => {
@@ -31,8 +34,17 @@ function draw(answer, head) {
 }
 
 export function show(root) {
-  const run = new Asked("run", "run", draw, { wait: 30, stop: true, say: (answer) => `${units.digits(answer.run[0].expected)} days` });
-  root.append(run.node);
+  let first = {}; // results by name
+  const worth = strip("run", {
+    days: { of: "the days", worth: (share) => longer(share * first.days) },
+    usd: { of: "the money", worth: (share) => units.money(share * first.usd) },
+  }, () => "Of the numbers of the run, its failures and prices, and of the machine through the time of its step.");
+  const run = new Asked("run", "run", (answer, head, values) => {
+    first = Object.fromEntries(answer.run.map((one) => [one.what, one.expected]));
+    worth.ask(values);
+    return draw(answer, head);
+  }, { refused: () => worth.clear(), wait: 30, stop: true, say: (answer) => `${units.digits(answer.run[0].expected)} days` });
+  root.append(run.node, worth.node);
   return {
     refused: (words) => run.refused(words),
     changed({ interval_s: interval, mtbf_h: mtbf, ...values }) {

@@ -1,6 +1,7 @@
 // Deployments of a model under limits of latency: the front with its uncertainty, and the best one.
 
 import { scatter } from "./draw.js";
+import { strip } from "./drivers.js";
 import { cards, copies, make, section, table } from "./parts.js";
 import * as units from "./units.js";
 import { Asked } from "./view.js";
@@ -58,8 +59,13 @@ function limits(sla = "") {
 }
 
 export function show(root) {
-  const serve = new Asked("serving", "serve", draw, { wait: 30, stop: true, say: (answer) => `${units.count(answer.deployments[0].tokens_per_s_gpu)} tokens per second and GPU` });
-  root.append(serve.node);
+  const worth = strip("serving", { tokens_per_s: { of: "the tokens per second", less: false }, ttft_s: { of: "the time to first token" }, tpot_s: { of: "the time per output token" } }, (found) => `Of the numbers of the machine, the framework and the load, for the best deployment whose engines do all: ${deployment(found.elasticities_of[0])}.`);
+  const serve = new Asked("serving", "serve", (answer, head, values) => {
+    if (answer.deployments.some((one) => one.mode === "aggregated")) worth.ask(values);
+    else worth.clear();
+    return draw(answer, head, values);
+  }, { refused: () => worth.clear(), wait: 30, stop: true, say: (answer) => `${units.count(answer.deployments[0].tokens_per_s_gpu)} tokens per second and GPU` });
+  root.append(serve.node, worth.node);
   return {
     refused: (words) => serve.refused(words),
     changed({ ttft_ms: ttft, tpot_ms: tpot, ...values }) {

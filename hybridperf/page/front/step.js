@@ -1,6 +1,7 @@
 // A training step: time, interval, parts; inside it a timeline, memory, and numbers to drag.
 
 import { band, timeline } from "./draw.js";
+import { drivers } from "./drivers.js";
 import { described } from "./knobs.js";
 import { bars, cards, copies, legend, make, notes, section, table } from "./parts.js";
 import * as units from "./units.js";
@@ -10,7 +11,6 @@ const PARTS = [["compute_s", "compute", 0], ["exposed_comm_s", "exposed communic
 const HOLDS = { compute: "Computation", "exposed communication": "Communication that nothing hides", "pipeline bubble": "Waiting for other pipeline stages", host: "Waiting for the host's launches" };
 const HELD = [["weights_bytes", "weights", 0], ["gradients_bytes", "gradients", 1], ["optimizer_bytes", "optimizer", 2], ["activations_bytes", "activations", 3], ["embedding_head_bytes", "embedding and head", 4], ["workspace_bytes", "workspace", 5], ["overhead_bytes", "overhead", 7]];
 const PASSES = { "forward pass": 0, "backward pass": 4, "gradients of weights": 6 };
-const DRIVERS = 14; // numbers of the machine that can be dragged
 const FILES = ["program", "export"];
 const PROGRAM = [...FILES, "machine"];
 const REACH = 2; // powers of two that a slider goes to either side
@@ -97,31 +97,18 @@ export function show(root, { form, set }) {
     set({ knobs: Object.entries(found).map(([name, factor]) => `${name}=${factor}`).join(" ") });
   }
 
-  function drivers(rows, dragged) {
-    const kept = rows.filter((one) => dragged ? one.varied : true).slice(0, DRIVERS);
-    const most = Math.max(...kept.map((one) => Math.abs(one.elasticity)));
-    const given = factors();
-    return make("div", { class: "bars" }, ...kept.map((one) => {
-      const part = make("div", { class: `part k${one.elasticity < 0 ? 2 : 1}` });
-      const share = (50 * Math.abs(one.elasticity)) / most;
-      part.style.width = `${share}%`;
-      part.style.marginLeft = one.elasticity < 0 ? `${50 - share}%` : "50%";
-      const { label, whose, value } = described(one);
-      const track = make("div", { class: "track signed" }, part);
-      const more = `1${units.GAP}% more: ${one.elasticity > 0 ? "+" : "\u2212"}${units.digits(Math.abs(one.elasticity))}${units.GAP}% of the time`;
-      const name = make("span", { title: one.knob }, label, make("span", { class: "remark" }, `of ${whose}, now ${value}; ${more}`));
-      if (!dragged) return make("div", { class: "row knob" }, name, track);
-      const factor = Number(given[one.knob] ?? 1);
-      const said = make("span", { class: "number" }, `×${units.digits(factor)}`);
-      const slider = make("input", { type: "range", min: -REACH, max: REACH, step: 0.05, value: Math.log2(factor), "aria-label": `${label}, times`, "aria-valuetext": `×${units.digits(factor)}`, "data-knob": one.knob });
-      slider.addEventListener("input", () => {
-        const times = 2 ** Number(slider.value);
-        said.textContent = `×${units.digits(times)}`;
-        slider.setAttribute("aria-valuetext", said.textContent);
-        drag(one.knob, times);
-      });
-      return make("div", { class: "row knob" }, name, track, slider, said);
-    }));
+  // Of a number that can be dragged: its slider, and how many times what it is it is made.
+  function slider(one) {
+    const factor = Number(factors()[one.knob] ?? 1);
+    const said = make("span", { class: "number" }, `×${units.digits(factor)}`);
+    const range = make("input", { type: "range", min: -REACH, max: REACH, step: 0.05, value: Math.log2(factor), "aria-label": `${described(one).label}, times`, "aria-valuetext": `×${units.digits(factor)}`, "data-knob": one.knob });
+    range.addEventListener("input", () => {
+      const times = 2 ** Number(range.value);
+      said.textContent = `×${units.digits(times)}`;
+      range.setAttribute("aria-valuetext", said.textContent);
+      drag(one.knob, times);
+    });
+    return [range, said];
   }
 
   function reset() {
@@ -172,7 +159,7 @@ export function show(root, { form, set }) {
     made.push(section("Which number to improve",
       make("p", { class: "quiet" }, dragged ? "The strongest first. A bar to the left: more of it makes the step shorter. Numbers of the machine can be bought; those of its kernels are how near they come to it, of what was measured; those of the training software are what a step adds to an op alone, so that less is better. Drag a slider to see the step with a quarter to four times of a number." : "To the left: more of it makes the step shorter."),
       dragged ? result : null,
-      drivers(answer.elasticities, dragged),
+      drivers(dragged ? answer.elasticities.filter((one) => one.varied) : answer.elasticities, { of: "the time", more: dragged ? slider : () => [] }),
       dragged ? make("div", { class: "bar-of-buttons" }, make("button", { type: "button", onclick: reset }, "Reset all")) : null,
       dragged ? commands : null,
       dragged ? whatIf.node : null));

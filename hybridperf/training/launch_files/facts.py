@@ -58,7 +58,7 @@ class LaunchedStep:
             "tp": x.tp, "pp": x.pp, "vp": x.vp, "dp": x.dp, "cp": x.cp, "ep": x.ep,
             "tp_plain": 1 if x.sequence_parallel else x.tp,
             "tp_sequence": x.tp if x.sequence_parallel else 1,
-            "sequence_parallel": x.sequence_parallel,
+            "sequence_parallel": bool(x.sequence_parallel),
             "expert_tp": (x.expert_tp or x.tp) if self.shape.experts else None,
             "zero": x.zero, "shards": shards, "data_ranks": x.data_ranks,
             "copies": x.data_ranks // shards if x.zero else 1,

@@ -30,10 +30,7 @@ def launched_step(plan: RankedLayouts, row: int, target: Target) -> LaunchedStep
     Raises:
         InputError: the plan has no such row.
     """
-    if isinstance(row, bool) or not isinstance(row, int) or not 1 <= row <= len(plan):
-        rows = f"the layouts of this plan, best first, are 1 to {len(plan):,}"
-        raise InputError(f"expected a row of a plan, got {row!r}; {rows}")
-    choice = plan.choice(row - 1)
+    choice = plan.choice(plan.place(row))
     setup, layout = plan.cases[choice.case].setup, plan.layout(choice)
     framework = setup.framework if setup.framework in target.choose["framework"] else ""
     machine = setup.machine

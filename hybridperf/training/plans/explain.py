@@ -20,7 +20,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
+from hybridperf.engine.elasticities import elasticities
 from hybridperf.engine.prediction import predict
 from hybridperf.model import PerfModel, adapted_steps
 from hybridperf.training.plans.layout_text import field_words
@@ -175,3 +177,15 @@ def confirm(plan: RankedLayouts, choices: Sequence[Choice]) -> list[Confirmed]:
 def full_s(model: PerfModel, config: TransformerConfig) -> float:
     """Seconds of a step by its whole graph."""
     return float(predict(model, transformer(config)).time_s)
+
+
+def drives(plan: RankedLayouts, row: int = 1) -> pd.DataFrame:
+    """How strongly each number of the machine drives the step of a row, counted from 1, by its
+    graph: the table of `hp.elasticities`.
+
+    Raises:
+        InputError: the plan has no such row.
+    """
+    choice = plan.choice(plan.place(row))
+    workload = transformer(plan.config(choice))
+    return elasticities(predict(plan.cases[choice.case].setup.prices.model, workload))

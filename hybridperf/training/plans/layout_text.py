@@ -49,6 +49,6 @@ def field_words(layout: Layout, name: str) -> str:
         return f"ZeRO over {value} ranks" if value else "ZeRO over all its ranks"
     if name == "accumulation":
         return counted(value, "micro-batch", "micro-batches")
-    if isinstance(value, bool):
+    if isinstance(value, bool) or name == "sequence_parallel":
         return f"{_NAMES.get(name, name)} {'on' if value else 'off'}"
     return f"{_NAMES.get(name, name)} {'as tp' if value is None else value}"

@@ -104,6 +104,13 @@ class RankedLayouts:
                 break
         return list(found.values())
 
+    def place(self, row: int) -> int:
+        """The rank, from 0, of a row, counted from 1; `InputError` where there is none."""
+        if isinstance(row, bool) or not isinstance(row, int) or not 1 <= row <= len(self):
+            rows = f"the layouts of this plan, best first, are 1 to {len(self):,}"
+            raise InputError(f"expected a row of a plan, got {row!r}; {rows}")
+        return row - 1
+
     def choice(self, rank: int) -> Choice:
         """The layout of a rank, from 0."""
         case, at = self.ranked[rank]

@@ -11,6 +11,7 @@ import numpy as np
 
 from hybridperf.engine.repeated_step import Step
 from hybridperf.engine.step_features import StepParts
+from hybridperf.training.plans.explain import drives
 from hybridperf.training.plans.layout_text import layout_words
 from hybridperf.training.plans.ranked import stalled_steps, step_intervals
 from hybridperf.training.plans.run import Plan, plan
@@ -34,7 +35,7 @@ def step_of_plan(found: Plan) -> Step:
         case.setup.gpus_per_node, found.setup.shape.parameters * (states.weight + states.optimizer),
         StepParts(*(part[choice.at] for part in case.parts)), found.economy,
         f"{where}, batch {case.space.global_batch}: {layout_words(found.best)}",
-        chance, stalled_s,
+        chance, stalled_s, functools.partial(drives, found),
     )  # fmt: skip
 
 

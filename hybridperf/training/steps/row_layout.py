@@ -21,6 +21,7 @@ from hybridperf.training.steps.record import Record, Refused
 from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.columns import SCHEDULES
+from hybridperf.workloads.transformer.framework import shares_sequence
 from hybridperf.workloads.transformer.layout import ORDER, Order
 
 INTERLEAVED = "interleaved"
@@ -133,10 +134,9 @@ def _shared_layers(
     """
     given, expert_tp = row.yes("seq_parallel"), row.count("expert_tp")
     if given is None:
-        divides = shape.seq % (tp * cp) == 0 or habits.get("ragged_heads", False)
         unshared = expert_tp is None and ep > 1 and (cp * dp) % ep
-        wanted = habits["sequence_parallel"] or (shape.experts and (expert_tp == 1 or unshared))
-        given = bool(wanted) and divides and "joint" not in shape.mixers
+        needed = bool(shape.experts and (expert_tp == 1 or unshared))
+        given = shares_sequence(habits, shape, tp, cp, needed)
     sequence_parallel = given and tp > 1
     if expert_tp is None:
         expert_tp = 1 if ep > 1 and sequence_parallel else tp
@@ -279,7 +279,7 @@ def layout_columns(layout: Layout) -> dict[str, Any]:
     x = layout
     return {
         "n_gpus": x.ranks, **{name: getattr(x, name) for name in _DEGREES},
-        "expert_tp": x.expert_tp or x.tp, "seq_parallel": yes_or_no(x.sequence_parallel),
+        "expert_tp": x.expert_tp or x.tp, "seq_parallel": yes_or_no(bool(x.sequence_parallel)),
         "micro_batch": x.micro_batch, "grad_accum": x.accumulation,
         "global_batch": x.global_batch, "sharding": f"zero{x.zero}" if x.zero else "none",
         "shard_ranks": x.shard_ranks or x.data_ranks, "recompute": x.recompute,

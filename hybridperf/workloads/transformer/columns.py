@@ -89,6 +89,7 @@ class Layouts(NamedTuple):
         data_ranks = map(operator.mul, x["dp"], x["cp"])
         x["expert_tp"] = [own or tp for own, tp in zip(x["expert_tp"], x["tp"], strict=True)]
         x["shard_ranks"] = [own or n for own, n in zip(x["shard_ranks"], data_ranks, strict=True)]
+        x["sequence_parallel"] = list(map(bool, x["sequence_parallel"]))
         x["recompute"] = [_CODES[word] for word in x["recompute"]]
         x["schedule"] = [_CODES[word] for word in x["schedule"]]
         return Layouts(**{name: np.array(column, np.int64) for name, column in x.items()})

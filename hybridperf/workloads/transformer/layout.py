@@ -40,7 +40,9 @@ class Layout:
     """
 
     tp: int = 1  # tensor parallelism: ranks that share each layer's matrices
-    sequence_parallel: bool = False  # tp ranks also share what lies between the matrices
+    # tp ranks also share what lies between the matrices; None: as the framework that runs it does,
+    # no where none is told
+    sequence_parallel: bool | None = None
     pp: int = 1  # pipeline parallelism: stages
     vp: int = 1  # chunks of layers per stage, interleaved; 2 where a schedule folds them like a V
     dp: int = 1  # data parallelism: replicas
@@ -92,7 +94,7 @@ class Layout:
     def columns(self) -> Layouts:
         """The same in numbers: words as codes, None as the number it stands for."""
         return Layouts(
-            tp=self.tp, sequence_parallel=int(self.sequence_parallel), pp=self.pp, vp=self.vp,
+            tp=self.tp, sequence_parallel=int(bool(self.sequence_parallel)), pp=self.pp, vp=self.vp,
             dp=self.dp, cp=self.cp, ep=self.ep, expert_tp=self.expert_tp or self.tp,
             zero=self.zero, shard_ranks=self.shard_ranks or self.data_ranks,
             micro_batch=self.micro_batch, accumulation=self.accumulation,
@@ -152,7 +154,7 @@ class Layout:
         if max(self.ranks, self.global_batch) > LARGEST:
             check_whole("tp x cp x dp x pp", self.ranks)
             check_whole("micro_batch x accumulation x dp", self.global_batch)
-        if type(self.sequence_parallel) is not bool:
+        if self.sequence_parallel is not None and type(self.sequence_parallel) is not bool:
             check_flag("sequence_parallel", self.sequence_parallel)
         _code("recompute", self.recompute, RECOMPUTE)
         _code("schedule", self.schedule, SCHEDULES)
