@@ -244,7 +244,7 @@ def test_an_interrupted_command_says_what_is_kept(tmp_path: Path):
     words = [
         "sweep", "steps", "--model", "llama3-8b", "--gpu", "h100_sxm", "--gpus", "8..4096",
         "--tp", "1..8", "--pp", "1..8", "--global-batch", "64..8192", "--micro-batch", "1..8",
-        "--chunk", "200", "--out", str(out),
+        "--chunk", "20", "--out", str(out),
     ]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "hybridperf.cli", *words], stdout=subprocess.PIPE,

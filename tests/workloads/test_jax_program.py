@@ -18,8 +18,14 @@ from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.ops import Allocation, Convolution, Copy, Gather, LoopTrip, OpCall, ScatterAdd
-from hybridperf.workloads.programs.jax.program import FRESH_BLOCK_BYTES, from_jax, from_program
-from hybridperf.workloads.programs.jax.reuse import HloStep, Touch, in_loop, with_reuse
+from hybridperf.workloads.programs.jax.program import from_jax, from_program
+from hybridperf.workloads.programs.reuse import (
+    FRESH_BLOCK_BYTES,
+    CpuStep,
+    Touch,
+    in_loop,
+    with_reuse,
+)
 from hybridperf_calibration.training_steps import dlrm, gpt
 
 pytestmark = pytest.mark.skipif(
@@ -490,8 +496,8 @@ def test_a_scan_meets_each_slice_of_its_stack_once_a_pass() -> None:
     """
     op, trips = Copy("fp32", rows=1.0, cols=1.0), 512
     body = [
-        HloStep("slice", op, trips, reads=(Touch("stack", 32e3, trips * 32e3),)),
-        HloStep("weights", op, trips, reads=(Touch("weights", 64e3, 64e3),)),
+        CpuStep("slice", op, trips, reads=(Touch("stack", 32e3, trips * 32e3),)),
+        CpuStep("weights", op, trips, reads=(Touch("weights", 64e3, 64e3),)),
     ]
     slice_, weights = with_reuse(in_loop(body, trips), temporary_bytes=0)
     one_pass, one_trip = trips * 32e3 + 64e3 + 1, 32e3 + 64e3

@@ -1,26 +1,112 @@
-"""A user's program as a workload: what its kernels and messages are in a step, and which step
-effects count for them.
+"""A user's program as a workload: what it issues, in order, whoever captured it.
 
-Programs of PyTorch and of JAX go by it alike, as `transformer/in_step.py` has it for our own steps.
+A front (`torch/`, `jax/`) says what each op launches and sends, and which storages that reads and
+writes; here it becomes a graph with its step effects, and bytes alive at once. Programs of PyTorch
+and of JAX go by it alike, as `transformer/in_step.py` has it for our own steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridperf.engine.graph import Graph
+from hybridperf.engine.graph import Graph, GraphBuilder
+from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
-from hybridperf.model.calls import Call, CollectiveCall, InStep, StepPlace
+from hybridperf.model.calls import (
+    Call,
+    CallChain,
+    CollectiveCall,
+    GivenSeconds,
+    InStep,
+    StepPlace,
+)
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
 
 Rows = dict[tuple[Call, StepPlace], int]
-MESSAGE_LAUNCH = StepPlace("collective_launch")
+LAUNCH = GivenSeconds(0.0, "launch")
+_MESSAGE_LAUNCH = StepPlace("collective_launch")
 _NAMED = 12  # unknown ops that an error lists
+
+
+class Launched(NamedTuple):
+    """A kernel, its place in a step, and that of its launch."""
+
+    call: Call
+    place: StepPlace
+    launch: StepPlace
+
+
+class Sent(NamedTuple):
+    """A message, its place in a step, and how often in a row it is sent."""
+
+    call: CollectiveCall
+    place: StepPlace
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Issued:
+    """What an op of a program issues on a GPU: kernels, or messages, or nothing but a wait."""
+
+    label: str  # that people read
+    read: Collection[int] = ()  # storages; 0 of what is not known
+    written: Collection[int] = ()
+    kernels: tuple[Launched, ...] = ()
+    messages: tuple[Sent, ...] = ()
+    stream: str = COMPUTE  # of its kernels
+    ahead: bool = False  # messages that wait for no kernel
+
+
+def on_streams(issued: Iterable[Issued]) -> tuple[Graph, Rows]:
+    """The graph of a GPU's step, and its calls: kernels in the order issued; messages on a stream
+    of their own, behind the kernels before them. What reads a message's result comes after it.
+    """
+    graph, rows = GraphBuilder(), Rows()
+    sent: dict[int, int] = {}  # by storage, the message that it comes from
+    last = -1  # kernel of the compute stream
+
+    def row(call: Call, place: StepPlace) -> int:
+        return rows.setdefault((call, place), len(rows) + 1)
+
+    for one in issued:
+        after = sorted({sent[storage] for storage in one.read if storage in sent})
+        behind = [last] if last >= 0 and not one.ahead else []
+        for message, place, times in one.messages:
+            at = row(message, place)
+            if times > 1:
+                at = row(CallChain(((at, times),)), StepPlace())
+            node = graph.collective(
+                at, label=one.label, ranks=[0], stream=COMM, after=behind,
+                launch_row=row(LAUNCH, _MESSAGE_LAUNCH),
+            )[0]  # fmt: skip
+            sent |= dict.fromkeys(one.written, node)
+        if not one.messages and not one.kernels and after:  # hands on what it waits for
+            sent |= dict.fromkeys(one.written, after[-1])
+        for call, place, launch in one.kernels:
+            node = graph.op(
+                row(call, place), label=one.label, stream=one.stream, after=after,
+                launch_row=row(LAUNCH, launch),
+            )  # fmt: skip
+            after, last = [], node if one.stream == COMPUTE else last
+    return graph.build(), rows
+
+
+def in_turn(calls: Iterable[tuple[str, Call]]) -> tuple[Graph, dict[Call, int]]:
+    """The graph of a CPU's step, and its calls: (label, call) one after the other."""
+    graph, rows = GraphBuilder(), dict[Call, int]()
+    for label, call in calls:
+        row = rows.setdefault(call, len(rows) + 1)
+        if isinstance(call, CollectiveCall):
+            graph.collective(row, label=label, ranks=[0], stream=COMPUTE)
+        else:
+            graph.op(row, label=label)
+    return graph.build(), rows
 
 
 def role_of(call: OpCall) -> str:
@@ -58,6 +144,15 @@ def program_workload(
         transcendentals=float(sum(work.transcendentals * times for work, times in works)),
         in_step=InStep(places, framework, (0.0,) * 4) if framework else None, **more,
     )  # fmt: skip
+
+
+def lives(uses: Iterable[Iterable[int]]) -> dict[int, tuple[int, int]]:
+    """(first, last) step that uses a storage, of the storages that each step uses."""
+    found: dict[int, tuple[int, int]] = {}
+    for at, used in enumerate(uses):
+        for one in used:
+            found[one] = found.get(one, (at,))[0], at
+    return found
 
 
 def most_alive_bytes(spans: Iterable[tuple[float, int, int]], steps: int) -> float:

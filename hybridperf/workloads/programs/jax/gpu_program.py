@@ -19,21 +19,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from hybridperf.engine.graph import Graph, GraphBuilder
-from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
-from hybridperf.model.calls import Call, CallChain, GivenSeconds, StepPlace
+from hybridperf.model.calls import StepPlace
 from hybridperf.ops.gemm import Product
 from hybridperf.workloads.own import labelled
 from hybridperf.workloads.programs.in_program import (
-    MESSAGE_LAUNCH,
-    Rows,
+    Issued,
+    Launched,
+    Sent,
+    lives,
     most_alive_bytes,
+    on_streams,
     place_of,
     program_workload,
     refuse_unpriced,
@@ -67,7 +68,7 @@ def from_lowered(
     _check(name, flow, fuser)
     if not any(one.calls for one in kernels):
         raise InputError(f"{name}: no op of it launches a kernel; expected a step")
-    graph, rows = _graph(kernels, flow.devices, gpus_per_node)
+    graph, rows = on_streams(_issued(kernels, flow.devices, gpus_per_node))
     left_out = fuser.ignored_times.items()
     calls = (call for one in kernels for call in one.calls)
     return program_workload(
@@ -107,46 +108,28 @@ def _check(name: str, flow: Dataflow, fuser: Fuser) -> None:
             )
 
 
-def _graph(kernels: Sequence[Settled], devices: int, gpus_per_node: int) -> tuple[Graph, Rows]:
-    """Kernels in order on one stream, messages on another, behind what they send.
+def _issued(kernels: Sequence[Settled], devices: int, gpus_per_node: int) -> Iterator[Issued]:
+    """What kernels and messages issue.
 
     A kernel of a loop is one node for all its runs. The host launches the second and all others
     while the first runs: they are added to the launch of what comes next.
     """
-    graph, rows = GraphBuilder(), Rows()
-    written: dict[int, int] = {}  # by storage, the message that it comes from
-    last, owed = -1, 0.0
-
-    def row(call: Call, place: StepPlace) -> int:
-        return rows.setdefault((call, place), len(rows) + 1)
-
+    owed = 0.0
     for one in kernels:
         label = labelled(kind_of(one.node), one.node.where)
-        after = sorted({written[storage] for storage in one.read if storage in written})
         if one.node.opcode in MESSAGES:
             sizes, what = [value.shape for value in one.node.taken], one.node.instruction
-            among = 2 if "permute" in what.opcode else devices
-            for message in collective_calls(what, sizes, among, "gpu", gpus_per_node):
-                at = row(message, place_of(message))
-                if one.node.times > 1:
-                    at = row(CallChain(((at, round(one.node.times)),)), StepPlace())
-                launch = row(GivenSeconds(0.0, "launch"), MESSAGE_LAUNCH)
-                before = [last] if last >= 0 else []
-                node = graph.collective(
-                    at, label=label, ranks=[0], stream=COMM, after=[*before, *after],
-                    launch_row=launch,
-                )[0]  # fmt: skip
-                written |= dict.fromkeys(one.written, node)
+            among, times = 2 if "permute" in what.opcode else devices, round(one.node.times)
+            sent = collective_calls(what, sizes, among, "gpu", gpus_per_node)
+            messages = tuple(Sent(each, place_of(each), times) for each in sent)
+            yield Issued(label, one.read, one.written, messages=messages)
             continue
+        launched = []
         for call in one.calls:
-            place = StepPlace(role_of(call), call.times)
-            launch = row(GivenSeconds(0.0, "launch"), StepPlace("launch", 1.0 + owed))
-            kernel = row(call_in_step(call), place)
-            last = graph.op(kernel, label=label, stream=COMPUTE, after=after, launch_row=launch)
-            owed, after = call.times - 1.0, []
-        if not one.calls and after:  # what only hands on hands on what it waits for
-            written |= dict.fromkeys(one.written, after[-1])
-    return graph.build(), rows
+            place, launch = StepPlace(role_of(call), call.times), StepPlace("launch", 1.0 + owed)
+            launched.append(Launched(call_in_step(call), place, launch))
+            owed = call.times - 1.0
+        yield Issued(label, one.read, one.written, tuple(launched))
 
 
 # of a product: cuBLAS' default since a compute capability and before; of other GPUs the former
@@ -192,23 +175,19 @@ def _is_product(kernel: Settled) -> bool:
 
 def _lives(kernels: Sequence[Settled], flow: Dataflow, fuser: Fuser) -> dict[int, tuple[int, int]]:
     """By storage that kernels write: the first that does, and the last that needs it."""
-    made: dict[int, int] = {}
-    last: dict[int, int] = {}
     ends: dict[int, int] = {}  # of each loop, its last kernel
     for at, one in enumerate(kernels):
         loop = one.node.loop
         while loop:
             ends[loop] = at
             loop = flow.loop_around.get(loop, 0)
+    used = [set(map(fuser.owner, one.written)) for one in kernels]
+    made = {storage: first for storage, (first, _) in lives(used).items()}
     for at, one in enumerate(kernels):
-        for storage in map(fuser.owner, one.written):
-            made.setdefault(storage, at)
-            last[storage] = max(last.get(storage, 0), at)
-        for storage in map(fuser.owner, one.read):
+        for storage in made.keys() & map(fuser.owner, one.read):
             loop, end = one.node.loop, at
-            made_in = kernels[made[storage]].node.loop if storage in made else 0
-            while loop and loop != made_in:
+            while loop and loop != kernels[made[storage]].node.loop:
                 end = ends[loop]
                 loop = flow.loop_around.get(loop, 0)
-            last[storage] = max(last.get(storage, 0), end)
-    return {storage: (at, last[storage]) for storage, at in made.items()}
+            used[end].add(storage)
+    return lives(used)

@@ -23,7 +23,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_json
@@ -31,6 +30,7 @@ from hybridperf.model.calls import Call as Row
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Allocation, Call, Gather, LoopTrip, OpCall, ScatterAdd
 from hybridperf.workloads.own import check_call
+from hybridperf.workloads.programs.in_program import in_turn
 from hybridperf.workloads.programs.jax import hlo_collectives, hlo_ops
 from hybridperf.workloads.programs.jax.hlo import (
     ENDLESS,
@@ -42,11 +42,15 @@ from hybridperf.workloads.programs.jax.hlo import (
 )
 from hybridperf.workloads.programs.jax.hlo_cost import KNOWN, Costs, Count
 from hybridperf.workloads.programs.jax.lowered import jitted, lower_program, sentences
-from hybridperf.workloads.programs.jax.reuse import HloStep, Touch, in_loop, rounded, with_reuse
+from hybridperf.workloads.programs.reuse import (
+    FRESH_BLOCK_BYTES,
+    CpuStep,
+    Touch,
+    in_loop,
+    rounded,
+    with_reuse,
+)
 
-# glibc serves larger blocks by fresh pages from the operating system at every call (its dynamic
-# mmap threshold ends at 32 MiB); smaller ones come back from its own free lists, already touched.
-FRESH_BLOCK_BYTES = 32 * 2**20
 PROGRAM_SCHEMA_VERSION = 1
 
 _FREE = frozenset(TABLES["of_opcodes"]["free"])
@@ -128,12 +132,10 @@ def from_program(
         from hybridperf.workloads.programs.jax.gpu_program import from_lowered
 
         return from_lowered(content, ignore=ignore, gpus_per_node=gpus_per_node)
-    chain, builder = read_program(content, ignore=ignore), GraphBuilder()
-    rows: dict[Row, int] = {}
-    for label, call in chain.nodes:
-        builder.op(rows.setdefault(call, len(rows) + 1), label=label)
+    chain = read_program(content, ignore=ignore)
+    graph, rows = in_turn(chain.nodes)
     return Workload(
-        name=content["name"], graph=builder.build(), calls=tuple(rows), backend=content["backend"],
+        name=content["name"], graph=graph, calls=tuple(rows), backend=content["backend"],
         flops=chain.count.flops, transcendentals=chain.count.transcendentals, notes=chain.notes,
     )  # fmt: skip
 
@@ -199,10 +201,10 @@ def read_program(content: Mapping[str, Any], *, ignore: Collection[str] = ()) ->
     steps = with_reuse(steps, blocks[0])
     parameters = sum(i.opcode == "parameter" for i in module.entry.instructions)
     buffers = parameters + len(module.entry.root.shapes)
-    leading = [HloStep("call", Call("fp32", buffers=float(buffers)))]
+    leading = [CpuStep("call", Call("fp32", buffers=float(buffers)))]
     fresh_bytes = sum(block for block in blocks if block >= FRESH_BLOCK_BYTES)
     if fresh_bytes > 0 and backend == "cpu":
-        leading.append(HloStep("fresh memory", Allocation("fp32", bytes=fresh_bytes)))
+        leading.append(CpuStep("fresh memory", Allocation("fp32", bytes=fresh_bytes)))
     nodes: list[tuple[str, Row]] = []
     for step in [*leading, *steps]:
         if isinstance(step.op, CollectiveCall):
@@ -227,9 +229,9 @@ class _HloReader:
         self.unknown: dict[str, str] = {}
         self.views: dict[str, str] = {}  # result updated in place -> the buffer it lives in
 
-    def read(self, computation: Computation, times: float) -> list[HloStep]:
+    def read(self, computation: Computation, times: float) -> list[CpuStep]:
         """Steps of one computation executed `times` times in a row."""
-        steps: list[HloStep] = []
+        steps: list[CpuStep] = []
         costless = _FREE | (hlo_collectives.HALVES_DONE - self.ignore)
         for instruction in computation.instructions:
             opcode = instruction.opcode
@@ -269,7 +271,7 @@ class _HloReader:
         unknown = (one for one in fused if one.opcode not in KNOWN | self.ignore)
         return next(unknown, None) or next(filter(None, map(self._unknown_inside, fused)), None)
 
-    def _while(self, instruction: Instruction, times: float) -> list[HloStep]:
+    def _while(self, instruction: Instruction, times: float) -> list[CpuStep]:
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', instruction.attributes)
         if not found and ENDLESS in self.ignore:
             self.notes.append(f"ignored {ENDLESS} ({instruction.name})")
@@ -286,9 +288,9 @@ class _HloReader:
         inside = in_loop([*condition, *body], trips)
         if self.backend == "cpu":
             inside = [dataclasses.replace(step, inlined=True) for step in inside]
-        return [HloStep(instruction.name, LoopTrip("int32", trips=float(per_loop)), times), *inside]
+        return [CpuStep(instruction.name, LoopTrip("int32", trips=float(per_loop)), times), *inside]
 
-    def _conditional(self, instruction: Instruction, times: float) -> list[HloStep]:
+    def _conditional(self, instruction: Instruction, times: float) -> list[CpuStep]:
         before = self.count
         branches = []
         for computation in self.module.branches(instruction):
@@ -308,7 +310,7 @@ class _HloReader:
 
     def _collective(
         self, instruction: Instruction, computation: Computation, times: float
-    ) -> list[HloStep]:
+    ) -> list[CpuStep]:
         """Its calls; what it reads and writes was touched, whoever wrote it."""
         operands = [computation.by_name[name] for name in instruction.operands]
         shapes = [o.shape for o in operands]
@@ -318,12 +320,12 @@ class _HloReader:
             Touch(f"{instruction.name}{at}", shape.bytes, shape.bytes)
             for at, shape in enumerate(instruction.shapes)
         )
-        first = [HloStep(instruction.name, call, times, reads, writes) for call in calls[:1]]
-        return first + [HloStep(instruction.name, call, times) for call in calls[1:]]
+        first = [CpuStep(instruction.name, call, times, reads, writes) for call in calls[:1]]
+        return first + [CpuStep(instruction.name, call, times) for call in calls[1:]]
 
     def _priced(
         self, instruction: Instruction, computation: Computation, times: float
-    ) -> list[HloStep]:
+    ) -> list[CpuStep]:
         within = computation.by_name
         operands = [within[name] for name in instruction.operands]
         reads, writes = self._touches(instruction, operands, within)
@@ -346,7 +348,7 @@ class _HloReader:
                     reads = (*(read for read in reads if read.buffer != table[0]), touched)
                     writes = (touched,)
                     self.views[instruction.name] = table[0]
-            steps.append(HloStep(instruction.name, op, times, reads, writes, table))
+            steps.append(CpuStep(instruction.name, op, times, reads, writes, table))
         return steps
 
     def _touches(

@@ -17,7 +17,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from hybridperf.engine.workload import Workload
 from hybridperf.hardware import FLOAT_DTYPES
 from hybridperf.io import InputError
 from hybridperf.workloads.own import is_foreign
-from hybridperf.workloads.programs.in_program import most_alive_bytes
+from hybridperf.workloads.programs.in_program import lives, most_alive_bytes
 from hybridperf.workloads.programs.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
 from hybridperf.workloads.programs.torch.capture import Captured
 from hybridperf.workloads.programs.torch.composites import is_view, parts
@@ -305,12 +305,20 @@ def _memory(
     ops: tuple[CapturedOp, ...], inputs: list[Tensor], results: list[Tensor]
 ) -> tuple[float, float]:
     """(most bytes alive at once, those of weights and inputs)."""
-    steps = max(len(ops), 1)
-    spans = {one.storage: (block_bytes(one.bytes), 0, steps - 1) for one in inputs}
-    kept_bytes = sum(size for size, *_ in spans.values())
-    kept = {one.storage for one in (*inputs, *results)}
-    for at, op in enumerate(ops):
-        for one in {one.storage: one for one in (*op.call.read, *op.call.written)}.values():
-            size, first, _ = spans.get(one.storage, (block_bytes(one.bytes), at, at))
-            spans[one.storage] = size, first, steps - 1 if one.storage in kept else at
-    return most_alive_bytes(spans.values(), steps), kept_bytes
+    last = max(len(ops), 1) - 1
+    used = [[*op.call.read, *op.call.written] for op in ops]
+    sizes = {  # as they are used first
+        one.storage: block_bytes(one.bytes) for tensors in (*reversed(used), inputs)
+        for one in tensors
+    }  # fmt: skip
+    given, kept = _storages(inputs), _storages([*inputs, *results])
+    found = dict.fromkeys(given, (0, last)) | lives(map(_storages, used))
+    spans = [
+        (sizes[one], 0 if one in given else first, last if one in kept else until)
+        for one, (first, until) in found.items()
+    ]
+    return most_alive_bytes(spans, last + 1), sum(sizes[one] for one in given)
+
+
+def _storages(tensors: Iterable[Tensor]) -> set[int]:
+    return {one.storage for one in tensors}

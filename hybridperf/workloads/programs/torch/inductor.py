@@ -28,7 +28,7 @@ from hybridperf.ops import (
     Softmax,
 )
 from hybridperf.workloads.programs.fusion import Kernel, Piece, as_one, joined, readers_of
-from hybridperf.workloads.programs.in_program import most_alive_bytes
+from hybridperf.workloads.programs.in_program import lives, most_alive_bytes
 from hybridperf.workloads.programs.torch.calls import Tensor
 from hybridperf.workloads.programs.torch.eager import by_rows, is_bag
 from hybridperf.workloads.programs.torch.loops import resized
@@ -52,19 +52,17 @@ def compiled(ops: Sequence[PricedOp], kept_bytes: float) -> tuple[list[PricedOp]
 
 def _alive_bytes(kernels: Sequence[Kernel], needed: dict[int, set[Kernel]]) -> float:
     """The most at once of what kernels write for others, alive until the last of them."""
-    there, alive = set[int](), dict[int, tuple[float, int, int]]()
-    for at, kernel in enumerate(kernels):
-        for one in kernel.read:
-            if one in alive:
-                size, first, _ = alive[one]
-                alive[one] = size, first, at
-            else:
-                there.add(one)
-        for one, size in kernel.written.items():
-            if one > 0 and one not in there and needed.get(one) != {kernel}:
-                most, first, _ = alive.get(one, (size, at, at))
-                alive[one] = max(most, size), first, at
-    return most_alive_bytes(alive.values(), len(kernels))
+    there, sizes, used = set[int](), dict[int, float](), list[set[int]]()
+    for kernel in kernels:
+        there |= kernel.read.keys() - sizes
+        made = {
+            one: max(size, sizes.get(one, 0.0)) for one, size in kernel.written.items()
+            if one > 0 and one not in there and needed.get(one) != {kernel}
+        }  # fmt: skip
+        sizes |= made
+        used.append((kernel.read.keys() & sizes) | made.keys())
+    spans = ((sizes[one], *span) for one, span in lives(used).items())
+    return most_alive_bytes(spans, len(kernels))
 
 
 def _taken_apart(op: CapturedOp, calls: tuple[OpCall, ...]) -> tuple[OpCall, ...]:

@@ -18,28 +18,36 @@ each step. glibc's `malloc` keeps what is freed but for two kinds (its malloc.c)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hybridperf.engine.graph import Graph, GraphBuilder
 from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.io import InputError, unknown
-from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds, StepPlace
+from hybridperf.model.calls import Call, CollectiveCall, StepPlace
 from hybridperf.ops import Allocation, Convolution, EagerOp, Gather, OpCall
 from hybridperf.ops.attention import Attention
 from hybridperf.ops.operand_order import is_channels_first
 from hybridperf.workloads.own import labelled
 from hybridperf.workloads.programs.in_program import (
-    MESSAGE_LAUNCH,
-    Rows,
+    LAUNCH,
+    Issued,
+    Launched,
+    Sent,
+    in_turn,
+    on_streams,
     program_workload,
     refuse_unpriced,
     role_of,
 )
-from hybridperf.workloads.programs.jax.program import FRESH_BLOCK_BYTES
-from hybridperf.workloads.programs.jax.reuse import HloStep, Touch, rounded, with_reuse
+from hybridperf.workloads.programs.reuse import (
+    FRESH_BLOCK_BYTES,
+    CpuStep,
+    Touch,
+    rounded,
+    with_reuse,
+)
 from hybridperf.workloads.programs.torch import inductor
 from hybridperf.workloads.programs.torch.calls import Tensor
 from hybridperf.workloads.programs.torch.capture import NOT_COMPILED, Captured, capture
@@ -136,9 +144,12 @@ def workload_of(
             for op, calls in placed
         ]
     if backend == "cpu":
-        graph, rows = _serial_graph(placed, captured, gpus_per_node)
+        activation_bytes = captured.peak_bytes - captured.kept_bytes
+        calls = _calls_in_order(placed, activation_bytes, gpus_per_node)
+        graph, found = in_turn((label_of(placed[at][0]), call) for at, call in calls)
+        rows = {(call, StepPlace()): row for call, row in found.items()}
     else:
-        graph, rows = _graph(placed, captured.updated, gpus_per_node, compiled)
+        graph, rows = on_streams(_issued(placed, captured.updated, gpus_per_node, compiled))
     framework = "" if backend == "cpu" else framework_of_programs(compiled)
     kernels = (call for _, calls in placed for call in calls)
     left_out = Counter(op.call.kind for op in captured.ops if op.call.kind in ignored)
@@ -154,66 +165,40 @@ def workload_of(
     )  # fmt: skip
 
 
-def _graph(
+def _issued(
     placed: Sequence[PricedOp], updated: int, gpus_per_node: int, compiled: bool
-) -> tuple[Graph, Rows]:
-    """Kernels in the order issued; messages on a stream of their own, behind what they send.
-
-    What reads a message's result comes after it; so does what made room for it (FSDP2's copies into
-    the buffer that is gathered), which goes with it on its stream.
+) -> Iterator[Issued]:
+    """What ops issue. Who sends fills its buffers in place; what made room for a message (FSDP2's
+    copies into the buffer that is gathered) goes with it on its stream.
     """
-    graph, rows = GraphBuilder(), Rows()
-    written: dict[int, int] = {}  # by storage, the message that wrote it last
-
-    def row(call: Call, place: StepPlace) -> int:
-        return rows.setdefault((call, place), len(rows) + 1)
-
-    last = -1  # on the stream of kernels
     for op, calls in placed:
-        after = sorted({written[one.storage] for one in op.call.read if one.storage in written})
+        label, read, written = label_of(op), _storages(op.call.read), _storages(op.call.written)
         if is_message(op):
             call = collective(op, gpus_per_node)
-            sent = [last] if last >= 0 and op.call.kind not in GATHERED else []
-            if call is not None:
-                node = graph.collective(
-                    row(call, place_of(op, call)), label=label_of(op), ranks=[0], stream=COMM,
-                    after=sent, launch_row=row(GivenSeconds(0.0, "launch"), MESSAGE_LAUNCH),
-                )[0]  # fmt: skip
-                written |= {one.storage: node for one in (*op.call.written, *op.call.read)}
-            elif after:  # what waits hands on what it waited for
-                written |= {one.storage: after[-1] for one in op.call.written}
+            if call is None:
+                yield Issued(label, read, written)
+            else:
+                sent = (Sent(call, place_of(op, call)),)
+                ahead = op.call.kind in GATHERED
+                yield Issued(label, read, (*written, *read), messages=sent, ahead=ahead)
             continue
-        stream = COMM if op.call.kind in COPIED_IN else COMPUTE
-        for at, kernel in enumerate(calls):
-            place = StepPlace(role_in_step(op, kernel), launched(kernel))
-            launch = GivenSeconds(0.0, "launch"), launch_of(op, kernel, at > 0, compiled)
-            called = row(as_run(op, kernel, compiled), place)
-            node = graph.op(
-                called, label=label_of(op), stream=stream, after=after, launch_row=row(*launch)
+        kernels = tuple(
+            Launched(
+                as_run(op, kernel, compiled),
+                StepPlace(role_in_step(op, kernel), launched(kernel)),
+                launch_of(op, kernel, at > 0, compiled),
             )
-            after = []
-            last = node if stream == COMPUTE else last
+            for at, kernel in enumerate(calls)
+        )  # fmt: skip
+        stream = COMM if op.call.kind in COPIED_IN else COMPUTE
+        yield Issued(label, read, written, kernels, stream=stream)
     if any(op.phase == OPTIMIZER for op, _ in placed):
-        nothing, host = GivenSeconds(0.0, "launch"), launch_of_update(updated)
-        done = row(nothing, StepPlace())
-        graph.op(done, label="update", stream=COMPUTE, launch_row=row(nothing, host))
-    return graph.build(), rows
+        done = Launched(LAUNCH, StepPlace(), launch_of_update(updated))
+        yield Issued("update", kernels=(done,))
 
 
-def _serial_graph(
-    placed: list[PricedOp], captured: Captured, gpus_per_node: int
-) -> tuple[Graph, Rows]:
-    """One node after the other."""
-    graph, rows = GraphBuilder(), Rows()
-    activation_bytes = captured.peak_bytes - captured.kept_bytes
-    for at, call in _calls_in_order(placed, activation_bytes, gpus_per_node):
-        row = rows.setdefault((call, StepPlace()), len(rows) + 1)
-        label = label_of(placed[at][0])
-        if isinstance(call, CollectiveCall):
-            graph.collective(row, label=label, ranks=[0], stream=COMPUTE)
-        else:
-            graph.op(row, label=label)
-    return graph.build(), rows
+def _storages(tensors: Sequence[Tensor]) -> list[int]:
+    return [one.storage for one in tensors]
 
 
 def priced_ops(captured: Captured, ignored: frozenset[str], backend: str = "gpu") -> list[PricedOp]:
@@ -284,23 +269,23 @@ def _calls_in_order(
     again: results lie there by turns.
     """
     fresh_bytes = _fresh_bytes(placed, activation_bytes)
-    steps = [HloStep("", Allocation("fp32", bytes=fresh_bytes))] if fresh_bytes else []
+    steps = [CpuStep("", Allocation("fp32", bytes=fresh_bytes))] if fresh_bytes else []
     owners = [0] * len(steps)
     for at, (op, kernels) in enumerate(placed):
         if is_message(op):
             if (sent := collective(op, gpus_per_node)) is not None:
                 read, written = (_touches(of, sent.bytes) for of in (op.call.read, op.call.written))
-                steps.append(HloStep("", sent, 1.0, read, written))
+                steps.append(CpuStep("", sent, 1.0, read, written))
                 owners.append(at)
             continue
-        found = [HloStep("", EagerOp("fp32", phase)) for phase in _overheads(op)]
+        found = [CpuStep("", EagerOp("fp32", phase)) for phase in _overheads(op)]
         for one in kernels:
             moved = float(one.op.work().bytes)  # of a table only the rows that are looked up
             reads, writes = _touches(op.call.read, moved), _touches(op.call.written, moved)
             table = None
             if isinstance(one.op, Gather):
                 table = str(op.call.read[0].storage), op.call.read[0].bytes
-            found.append(HloStep("", one.op, one.times, reads, writes, table))
+            found.append(CpuStep("", one.op, one.times, reads, writes, table))
         steps += found
         owners += [at] * len(found)
     calls = list[tuple[int, Call]]()

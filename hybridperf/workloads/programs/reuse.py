@@ -1,4 +1,6 @@
-"""How long ago each step of a program touched its data: that decides its memory level."""
+"""A program as a CPU runs it, one op after the other, and how long ago each touched its data: that
+decides its memory level.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,9 @@ from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Op
 from hybridperf.ops.movement import TableOp
 
+# glibc serves larger blocks by fresh pages from the operating system at every call (its dynamic
+# mmap threshold ends at 32 MiB); smaller ones come back from its own free lists, already touched.
+FRESH_BLOCK_BYTES = 32 * 2**20
 _GRAIN = 4  # of an octave
 
 
@@ -27,8 +32,8 @@ class Touch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class HloStep:
-    """One priced instruction; `table` is the buffer and size of a table looked up at random."""
+class CpuStep:
+    """One priced op; `table` is the buffer and size of a table looked up at random."""
 
     name: str
     op: Op | CollectiveCall
@@ -41,7 +46,7 @@ class HloStep:
     inlined: bool = False  # pays no launch of its own
 
 
-def in_loop(steps: Iterable[HloStep], trips: float) -> list[HloStep]:
+def in_loop(steps: Iterable[CpuStep], trips: float) -> list[CpuStep]:
     """Steps of a loop that runs `trips` times in all, with the bytes that one trip touches."""
     steps = list(steps)
     trip_bytes = sum(_footprint(steps, trips).values())
@@ -51,7 +56,7 @@ def in_loop(steps: Iterable[HloStep], trips: float) -> list[HloStep]:
     ]
 
 
-def with_reuse(steps: Iterable[HloStep], temporary_bytes: float) -> list[HloStep]:
+def with_reuse(steps: Iterable[CpuStep], temporary_bytes: float) -> list[CpuStep]:
     """Steps with the mean distance (log, weighted by bytes) to the last touch of what each uses.
 
     A program runs again and again, so what it has not touched yet was last touched one whole pass
@@ -113,7 +118,7 @@ def _between_lookups(op: Op | CollectiveCall, since: float) -> float:
     return own * max(since / own, 1.0) ** first
 
 
-def _log_distance(distance: float, touch: Touch, step: HloStep, size: float) -> float:
+def _log_distance(distance: float, touch: Touch, step: CpuStep, size: float) -> float:
     """Mean log distance of a touch over all executions of a step; `distance`: of the first."""
     first = math.log(max(distance, size, 1.0))
     if step.trip_bytes is None or touch.bytes < touch.whole_bytes:
@@ -122,7 +127,7 @@ def _log_distance(distance: float, touch: Touch, step: HloStep, size: float) -> 
     return (first + (step.times - 1) * again) / step.times
 
 
-def _footprint(steps: Iterable[HloStep], trips: float = 1.0) -> dict[str, float]:
+def _footprint(steps: Iterable[CpuStep], trips: float = 1.0) -> dict[str, float]:
     """Bytes of each buffer that steps touch, in one of `trips`."""
     footprint: dict[str, float] = {}
     for step in steps:
