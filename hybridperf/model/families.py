@@ -41,7 +41,14 @@ from hybridperf.ops.gemm import Product
 from hybridperf.ops.inputs import gpu_inputs
 from hybridperf.ops.quantise import SCHEMES, scheme_dtype
 from hybridperf.ops.rows import RowMachine, goes_by_rows, is_dated, row_work
-from hybridperf.ops.scores import MOST, goes_by_scores, score_amounts
+from hybridperf.ops.scores import (
+    MOST,
+    ScoreGpu,
+    goes_by_scores,
+    library_amounts,
+    library_of,
+    score_amounts,
+)
 from hybridperf.ops.table import OpRows
 from hybridperf.ops.tiles import STEP_FLOPS, blocks, serial_steps
 
@@ -160,11 +167,8 @@ def family_rows(
         form, (own_work, most, library_sd) = ROW_ROOFLINE, (one[keep] for one in passes)
     elif goes_by_scores(part.op) and device.clock_hz is not None:
         scale = 1.0 if rates is None else rates.peak_flops_scale
-        each = score_amounts(part.op, device, peak, scale, bandwidth)
-        module = array_module(*each)
-        columns = [module.broadcast_to(module.maximum(one, NOTHING), (n,)) for one in each]
-        logs = [module.log(one) for one in columns]
-        form, own_work, most = SCORE_ROOFLINE, module.stack(logs, 1)[keep], MOST
+        form, most = SCORE_ROOFLINE, MOST
+        own_work = _scores(part, ScoreGpu.of(device, peak, scale, bandwidth), device, whole)[keep]
     return FamilyRows(
         flops=whole(work.flops)[keep], bytes=whole(work.bytes)[keep],
         blocks=whole(0.0 if run.group in _WITHOUT_WAVES else blocks(run))[keep],
@@ -202,6 +206,24 @@ def _passes(
     *amounts, most, library_sd = (module.select(mine, one) for one in zip(*columns, strict=True))
     logs = [module.log(module.maximum(one, NOTHING)) for one in amounts]
     return module.stack(logs, 1), most, library_sd
+
+
+def _scores(
+    part: OpRows, gpu: ScoreGpu, device: DeviceSpec, whole: Callable[[Array], Array]
+) -> Array:
+    """What scores take, as `SCORE_ROOFLINE` reads it [R, 4], by each row's library."""
+    framework = part.labels.get("framework", np.full(len(part.rows), "", object))
+    columns, mine = [], []
+    for word in dict.fromkeys(framework):
+        told = library_of(str(word), device.arch)
+        amounts = (
+            score_amounts(part.op, gpu) if told is None else library_amounts(part.op, gpu, told)
+        )
+        columns.append([whole(one) for one in amounts])
+        mine.append(framework == word)
+    module = array_module(*columns[0])
+    each = (module.select(mine, one) for one in zip(*columns, strict=True))
+    return module.stack([module.log(module.maximum(one, NOTHING)) for one in each], 1)
 
 
 def _gathers(

@@ -12,6 +12,7 @@ from typing import Any
 from hybridperf import hardware
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import load_collectives
+from hybridperf.hardware.power import has_gddr
 from hybridperf.io import InputError, installed_hardware, read_json, settled, unknown
 from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted, adapt
@@ -20,7 +21,7 @@ from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, is_installed, load_
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE, from_document
 from hybridperf.model.families import GATHERED, architectures_of, gpu_of, references_of
-from hybridperf.model.machine_facts import has_gddr, machine_of
+from hybridperf.model.machine_facts import machine_of
 from hybridperf.model.perf_model import PerfModel
 
 

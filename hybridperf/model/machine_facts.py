@@ -11,10 +11,8 @@ T4 (24 of 65 TFLOP/s in 16 bits, "due to power capping", forums.developer.nvidia
 Later years: by what a watt gives on large boards that hold their clock; GTX 1080 Ti to TITAN RTX
 0.045 to 0.059, A40 0.125, RTX 4090 and 5090 0.18 TFLOP/s.
 
-In 16 bits a law of clock and power (cube root) brought nothing on A100, H100 and B200 left out.
-Cards with GDDR memory hold 0.56 (T4) and 0.59 TFLOP/s (L40S) a watt in long products, whatever the
-process; L20 and RTX 4090 need no more. Not so Blackwell's (sm_120): with that limit
-requests on an RTX PRO 6000 see first tokens 12 % and tokens 8.5 % too late, without it 7 and 6.
+In 16 bits: `hardware/power.py`, of cards with GDDR memory. With that limit requests on an RTX PRO
+6000 see first tokens 12 % and tokens 8.5 % too late, without it 7 and 6.
 
 AMD: long products of MI100, MI210 and MI300X reach 0.69 of the share of the matrix peak that
 NVIDIA's reach, in any format.
@@ -29,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hybridperf.hardware import DeviceSpec, load_device
+from hybridperf.hardware.power import has_gddr, held_share
 from hybridperf.io import InputError
 from hybridperf.learning.prior.form import NO_FACTS, Machine
 
@@ -39,11 +38,6 @@ _SINGLE = frozenset({"matmul_fp32", "convolution"})
 _SINGLE_FLOPS_PER_J = 57e9
 # first year of a process, and how much more work a joule does than with 16 and 12 nm
 _BETTER_SINCE = ((2022, 3.4), (2020, 2.0))
-# 16 bits: what a watt of a card with GDDR memory holds, those cards, and the share of their peak
-# that products of one without such a limit reach
-_HELD_FLOPS_PER_J, _REACHED_SHARE = 0.59e12, 0.83
-_GDDR = ("sm_52", "sm_61", "sm_75", "sm_86", "sm_89", "sm_120")
-_UNLIMITED = "sm_120"
 _ON_MATRIX_UNITS = frozenset({"matmul", "prefill_attention"})
 _NARROW = ("fp16", "bf16", "fp8", "int8", "fp4")
 _OF_NVIDIAS_SHARE = 0.69  # AMD's
@@ -83,16 +77,12 @@ def machines_of(names: Iterable[str], family: str) -> dict[str, Machine]:
     return out
 
 
-def has_gddr(device: DeviceSpec) -> bool:
-    """Whether a GPU is of an architecture that is sold with GDDR memory; others have HBM."""
-    return device.arch.endswith(_GDDR)
-
-
 def _sustained(device: DeviceSpec, family: str) -> dict[str, float]:
     """Share of each peak that a device holds, against a usual one."""
     held = {"fp32": _single(device)} if family in _SINGLE else {}
     if family in _ON_MATRIX_UNITS:
-        held |= dict.fromkeys(_NARROW, _narrow(device))
+        # in 16 bits a law of clock and power brought nothing on A100, H100 and B200 left out
+        held |= dict.fromkeys(_NARROW, held_share(device) if has_gddr(device) else 1.0)
     if device.vendor == "AMD" and family in _PRODUCTS:
         held = {dtype: _OF_NVIDIAS_SHARE for dtype in ("fp32", "tf32", *_NARROW)}
     return held
@@ -103,14 +93,6 @@ def _kind(device: DeviceSpec) -> tuple[str, float]:
     if device.vendor != "NVIDIA":
         return device.vendor, _VENDOR_SD
     return ("GDDR", _MEMORY_KIND_SD) if has_gddr(device) else ("", 0.0)
-
-
-def _narrow(device: DeviceSpec) -> float:
-    """Share of the 16-bit peak, and of narrower ones, that the power limit lets products hold."""
-    peak = device.peak_flops_per_s.get("fp16")
-    if device.tdp_w is None or peak is None or not has_gddr(device) or _UNLIMITED in device.arch:
-        return 1.0
-    return min(1.0, _HELD_FLOPS_PER_J * device.tdp_w / (_REACHED_SHARE * peak))
 
 
 def _single(device: DeviceSpec) -> float:

@@ -11,11 +11,15 @@ goes out as the scheme says, and its number format multiplies. Empty: all three 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from hybridperf.hardware import DTYPE_BYTES, Unit
-from hybridperf.io.namespace import Array, floats
+from hybridperf.io.namespace import Array, array_module, floats, reals
 from hybridperf.ops.base import Columns, Op, register
 from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log_of, shape_inputs, tails
 from hybridperf.ops.quantise import QUANT, scheme_dtype, scheme_flags, scheme_of
@@ -27,6 +31,8 @@ FLOPS_PER_MULTIPLY_ADD = 2.0
 # 0.25 ns)
 PRODUCT_STEPS = 1000.0
 _LEAST_CUT_BYTES = 2.0
+# number formats whose tables hold widths of whole tiles alone; from how wide on these are so wide
+_TILED_BYTES, _TILES = 2.0, ((16.0, 16.0), (64.0, 64.0), (256.0, 128.0), (4096.0, 256.0))
 _COLUMNS = Columns(readers=QUANT)
 
 
@@ -138,7 +144,7 @@ def _(op: Any, gpu: Gpu) -> dict[str, Array]:
     batch = _batch(op)
     weight_bytes = scheme_of(op).weight_bytes
     return {
-        **product_inputs(op.m, op.n, op.k, gpu, batch),
+        **_fill_inputs(op, gpu, batch),
         **gpu.per_l2(bytes=op.work().bytes, weights=batch * op.k * op.n * weight_bytes),
         "transposed_a": op.transposed_a,
         "transposed_b": op.transposed_b,
@@ -146,6 +152,35 @@ def _(op: Any, gpu: Gpu) -> dict[str, Array]:
         **scheme_flags(op.quant),
         **(log2_of(batch=batch) if isinstance(op, BatchedGemm) else {"bias": op.bias}),
     }
+
+
+def _fill_inputs(op: Any, gpu: Gpu, batch: Array) -> dict[str, Array]:
+    """How a product fills the GPU. Of 16 bits and fewer tables hold no width or depth between whole
+    tiles: what is learned there goes from one to the next in a straight line (a row in m is
+    measured, and stays as it is), or 4,097 columns would come out an eighth quicker than 4,096.
+    """
+    if DTYPE_BYTES[op.peak_dtype] > _TILED_BYTES:
+        return product_inputs(op.m, op.n, op.k, gpu, batch)
+    cells = [_cell(op.n), _cell(op.k)]
+    if all(array_module(share) is np and not np.any(share) for *_, share in cells):
+        return product_inputs(op.m, op.n, op.k, gpu, batch)
+    inputs: dict[str, Array] = {}
+    for corner in itertools.product((False, True), repeat=2):
+        n, k = (upper if up else lower for up, (lower, upper, _) in zip(corner, cells, strict=True))
+        shares = [share if up else 1 - share for up, (*_, share) in zip(corner, cells, strict=True)]
+        for name, value in product_inputs(op.m, n, k, gpu, batch).items():
+            inputs[name] = inputs.get(name, 0.0) + math.prod(shares) * value
+    return inputs
+
+
+def _cell(size: Array) -> tuple[Array, Array, Array]:
+    """(the sizes of whole tiles on either side, how far from the lower one a size lies)."""
+    module, size = reals(size)
+    tile = 1.0
+    for least, whole in _TILES:
+        tile = module.where(size >= least, whole, tile)
+    lower = module.floor(size / tile) * tile
+    return lower, lower + tile, (size - lower) / tile
 
 
 def _batch(op: Any) -> Array:

@@ -26,8 +26,12 @@ GPU1\tNV12\t X \tSYS\tSYS\t0-23\t0
 GPU2\tSYS\tSYS\t X \tNV12\t24-47\t1
 GPU3\tSYS\tSYS\tNV12\t X \t24-47\t1
 """
-# of cards for export, parts of which are switched off; None: all but plain cores
-_LIMITED = {"h800_sxm": ("fp64",), "h20_sxm": None, "l20": None}
+# of cards for export, parts of which are switched off, and of one whose watts hold the clock of its
+# tensor cores 16 % below the one that drivers tell; None: all but plain cores
+_LIMITED = {
+    "h800_sxm": ("fp64",), "h20_sxm": None, "l20": None,
+    "h100_nvl": ("tf32", "fp16", "bf16", "fp8", "int8"),
+}  # fmt: skip
 
 
 def by_architecture():

@@ -5,8 +5,9 @@ import pytest
 import hybridperf as hp
 from hybridperf.io import installed_hardware, read_table
 from hybridperf.model.price import price
-from hybridperf.ops import EncoderAttention, OpCall, PrefillAttention
-from hybridperf.ops.attention_kernels import has_law, law_seconds
+from hybridperf.ops import EncoderAttention, Gemm, OpCall, PrefillAttention
+from hybridperf.ops.attention_kernels import has_law
+from hybridperf.ops.scores import ScoreGpu, library_of, library_s
 
 MEASURED = {  # by step of `benchmarks/claims/gpu_steps.py`, without dropout: attention of one layer
     "gpt2": PrefillAttention("bf16", 12.0, 1024.0, 12.0, 64.0),
@@ -26,17 +27,19 @@ def test_the_law_is_near_the_kernels_of_steps(step: str) -> None:
     forward = mine[mine["kernel"].str.contains("sdpa_sm90_flash_fprop")]
     measured_s = (forward["seconds"] / forward["count"]).item()
     op, h200 = MEASURED[step], hp.load_device("h200_sxm")
-    assert law_seconds(op, h200, h200.peak(op.dtype, "matrix")) == pytest.approx(
-        measured_s, rel=0.14
-    )
+    gpu = ScoreGpu.of(h200, h200.peak(op.dtype, "matrix"), 1.0, h200.memory_bytes_per_s)
+    library = library_of("sdpa", h200.arch)
+    assert library == library_of("cuDNN", h200.arch) == library_of("pytorch", h200.arch)
+    assert library_s(op, gpu, library) == pytest.approx(measured_s, rel=0.14)
 
 
 def test_it_is_hopper_s_alone_and_whole_sequences_alone() -> None:
     h100 = hp.load_device("h100_sxm")
-    assert has_law("sdpa", "prefill_attention", h100)
-    assert not has_law("sdpa", "prefill_attention", hp.load_device("a100_sxm4_80g"))
-    assert not has_law("flash2", "prefill_attention", h100)
-    assert not has_law("sdpa", "gemm", h100)
+    op = MEASURED["gpt2"]
+    assert has_law("sdpa", op, h100)
+    assert not has_law("sdpa", op, hp.load_device("a100_sxm4_80g"))
+    assert not has_law("flash2", op, h100)
+    assert not has_law("sdpa", Gemm("bf16", 64.0, 64.0, 64.0), h100)
     windowed = PrefillAttention("bf16", 1.0, 8192.0, 8.0, 128.0, window=1024.0)
     model = hp.load_model("h100_sxm")
     seconds = price(model, [OpCall(windowed, kernel=name) for name in ("", "sdpa")]).seconds

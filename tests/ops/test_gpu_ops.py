@@ -5,6 +5,7 @@ itself; every public table parses.
 import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -376,17 +377,30 @@ def test_inputs_of_a_product_by_hand() -> None:
     """130 x 256 outputs: 2 x 2 tiles of 128, of which the second row holds two rows; 4 blocks on
     100 multiprocessors.
     """
-    op = make("gemm", m=130.0, n=256.0, k=96.0)
+    op = make("gemm", m=130.0, n=256.0, k=128.0)
     inputs = gpu_inputs(op, GPU)
     assert blocks(op) == 4
     assert inputs["tail128_m"] == pytest.approx(np.log2(256 / 130))
     assert inputs["tail128_n"] == 0
-    assert (inputs["align_m"], inputs["align_n"], inputs["align_k"]) == (1, 8, 5)
+    assert (inputs["align_m"], inputs["align_n"], inputs["align_k"]) == (1, 8, 7)
     assert inputs["waves_128x128"] == pytest.approx(np.log2(4 / 100))
     assert inputs["last_wave_128x128"] == pytest.approx(np.log2(100 / 4))
     assert inputs["fill_128x128_by1"] == pytest.approx(np.log2(100 * 128 * 128 / (130 * 256)))
     assert inputs["fill_128x128_by4"] == pytest.approx(np.log2(100 * 128 * 128 / 4 / (130 * 256)))
-    assert inputs["log2_weights_per_l2"] == pytest.approx(np.log2(256 * 96 * 2 / 2**20))
+    assert inputs["log2_weights_per_l2"] == pytest.approx(np.log2(256 * 128 * 2 / 2**20))
+
+
+def test_a_product_between_whole_tiles_lies_between_them() -> None:
+    """Of 16 bits: tables hold no such width. Rows are measured one by one, fp32 in any size."""
+
+    def found(dtype: str, **sizes: float) -> Any:
+        op = op_by_name("gemm")[0](dtype, **{"m": 130.0, "n": 256.0, "k": 128.0, **sizes})
+        return gpu_inputs(op, GPU)["align_k"], gpu_inputs(op, GPU)["fill_128x128_by1"]
+
+    corners = [found("bf16", n=n, k=k) for n in (256.0, 384.0) for k in (64.0, 128.0)]
+    assert found("bf16", n=320.0, k=96.0) == pytest.approx(np.mean(corners, 0))
+    assert found("bf16", n=256.0, k=128.0) == found("fp32", n=256.0, k=128.0)
+    assert found("fp32", n=320.0, k=96.0)[0] == 5
 
 
 def test_powers_of_two() -> None:

@@ -6,13 +6,16 @@ import pytest
 from hybridperf.hardware import load_device
 from hybridperf.learning.prior.form import SCORE_ROOFLINE
 from hybridperf.ops import EncoderAttention, PrefillAttention
-from hybridperf.ops.scores import score_amounts
+from hybridperf.ops.scores import ScoreGpu, score_amounts
 
 
-def amounts(op, device="h100_sxm", **varied):
+def gpu(op, device="h100_sxm"):
     spec = load_device(device)
-    peak = spec.peak(op.dtype, "matrix")
-    return score_amounts(op, spec, peak, 1.0, spec.memory_bytes_per_s, **varied)
+    return ScoreGpu.of(spec, spec.peak(op.dtype, "matrix"), 1.0, spec.memory_bytes_per_s)
+
+
+def amounts(op, device="h100_sxm"):
+    return score_amounts(op, gpu(op, device))
 
 
 def seconds(op, device):

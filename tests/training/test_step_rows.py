@@ -321,10 +321,12 @@ def test_an_h100_on_pcie_is_no_sxm_one(gpu) -> None:
     assert any("priced by the calibration of an H100 SXM, slower" in note for note in found.notes)
 
 
-def test_an_h100_nvl_is_the_sxm_one_and_says_so() -> None:
+def test_an_h100_nvl_is_a_card_of_its_own() -> None:
     found = names.machine("H100 NVL", "")
     assert found.system.id == "vidur_h100_pairwise_nvlink"
-    assert "an H100 NVL is priced as the SXM one, which is faster" in found.notes
+    assert found.spec == load_device("h100_nvl")
+    assert found.spec.memory_bytes_per_s > load_device("h100_sxm").memory_bytes_per_s
+    assert any("priced by the calibration of an H100 SXM" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("gpu", ["H100-SXM-80GB on PCIe 5 hosts", "H100 SXM NVLink", "h100_nvlink"])

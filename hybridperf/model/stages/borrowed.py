@@ -38,13 +38,13 @@ from typing import Any
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
+from hybridperf.hardware.power import has_gddr
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.learning.prior import nobody
 from hybridperf.learning.prior.form import ROW_ROOFLINE
 from hybridperf.model.batch import Batch
 from hybridperf.model.families import GATHERED, family_rows, gpu_of, references_of
 from hybridperf.model.lookup_prior import is_lookup, lookup_prior
-from hybridperf.model.machine_facts import has_gddr
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.closed import priced_alone
 from hybridperf.model.stages.family import kernel_floors

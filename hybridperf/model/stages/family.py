@@ -47,12 +47,15 @@ LONG_LOOP = 2.0**27
 # take, of a family, quantised or not; and of what these take
 _MOST = {
     PRODUCTS: {False: 4.0, True: 25.0}, "matmul_fp32": {False: 10.0}, ELEMENTWISE: {False: 4.4},
+    "moe": {False: 16.0, True: 28.0},
+    "decode_attention": {False: 85.0},  # a block of threads alone, at worst
 }  # fmt: skip
 _STARTS = 2.0
+_FROM_CACHE = ("moe", "decode_attention")  # tables repeat an op, whose bytes stay there
 _LAWS = {ROW_ROOFLINE.name: "passes over rows", SCORE_ROOFLINE.name: "cycles of scores"}
 LEAST_PRODUCT = 0.5  # of a quantised layer: so much at least is its product
 _CONTAINED = 0.98  # of what a product inside takes, at the least: learned times are no surer
-_TILES = ((256.0, 64.0, 16.0), (64.0, 16.0))  # outputs each way, and steps of k
+_TILES = 64.0, 16.0  # rows
 # an implementation never met counts as so far outside what was measured
 UNKNOWN_KERNEL_OCTAVES = 1.0
 
@@ -84,7 +87,7 @@ def _bounds(
     batch: Batch, adapted: Adapted, log_s: Array, least: Array, outside: Array, xp: Any
 ) -> Sequence[Step]:
     """Outside what was measured no less than the datasheet's seconds and no more than kernels of a
-    family take; without rows never less.
+    family take; without rows never less, but of what a cache may hold.
     """
     quantised = bool(getattr(batch.op, "quant", ""))
     most = _MOST.get(batch.family, {}).get(quantised)
@@ -94,7 +97,9 @@ def _bounds(
     bound = xp.minimum(log_s, xp.logaddexp(least + np.log(most), start))
     beyond = outside > 0
     bound = xp.where(beyond, bound, log_s)
-    if adapted.rows:  # what was measured may come from a cache
+    if batch.family in _FROM_CACHE:
+        least = -np.inf
+    elif adapted.rows:  # what was measured may come from a cache
         least = xp.where(beyond, least, -np.inf)
     return [Step("bound", xp.maximum(bound, least) - log_s, Source(Code.DATASHEET, batch.group))]
 
@@ -129,48 +134,49 @@ def told_of(
 
 
 def _short_of_contained(
-    parts: Sequence[tuple[Batch, Any, Any]], machine: Machine, adapted: Adapted, log_s: Array
-) -> Array:
-    """Logs by which products [R] come out quicker than those of whole tiles inside them, and most
-    of what the rest of their work takes at its roofline.
+    parts: Sequence[tuple[Batch, FamilyRows, Any]], machine: Machine, adapted: Adapted,
+    log_s: Array,
+) -> Array:  # fmt: skip
+    """Logs by which products [R] come out quicker than those of whole tiles of rows inside them,
+    and most of what the rest of their rows takes at its roofline.
 
-    Tables of 16 bits hold sizes that fill tiles: of others networks know nothing, and by them
-    alone 4,097 columns take an eighth less than 4,096 do.
+    Tables of some devices hold numbers of rows that fill vectors: of others networks know nothing,
+    and by them alone 4,097 rows take a sixth less than 4,096 do. Widths and depths between tiles
+    are the learner's (`ops/gemm.py`).
     """
-    least, spaces = log_s, [batch.xp for batch, *_ in parts]
-    every = [rows for _, rows, _ in parts]
-    own_s = (concatenate(every) if len(every) > 1 else every[0]).log_roofline_s()
-    for tiles in _TILES:
-        whole = [
-            {name: _whole(getattr(batch.op, name), tiles, xp) for name in ("m", "n", "k")}
-            for (batch, *_), xp in zip(parts, spaces, strict=True)
-        ]
-        if not any(
-            xp is not np or np.any(size != getattr(batch.op, name))
-            for sizes, (batch, *_), xp in zip(whole, parts, spaces, strict=True)
-            for name, size in sizes.items()
-        ):
-            continue
-        inner = [
-            rows_of(batch.of(dataclasses.replace(batch.op, **of), machine.device), adapted, machine)
-            for of, (batch, *_) in zip(whole, parts, strict=True)
-        ]
-        rows = concatenate([one for one, _ in inner]) if len(inner) > 1 else inner[0][0]
-        found = predicted(adapted, rows).log_s + np.log(_CONTAINED)
-        module = array_module(found, least)
-        # with three quarters of what the rest takes at its roofline seconds have slopes; all of it
-        # passes what the next whole tile takes, whose products reach more of the peak
-        beside = 0.75 * (module.exp(own_s) - module.exp(rows.log_roofline_s()))
-        found = module.log(module.exp(found) + module.maximum(beside, 0.0))
-        least = module.maximum(least, found)
-    return least - log_s
+    inner, own, at, start = [], [], [], 0
+    for batch, rows, _ in parts:
+        op: Any = batch.op
+        whole = _whole(op.m, batch.xp)
+        if batch.xp is not np or np.any(short := whole != op.m):
+            within = batch.of(dataclasses.replace(op, m=whole), machine.device)
+            found, _ = rows_of(within, adapted, machine)
+            if batch.xp is np:
+                keep = np.flatnonzero(np.broadcast_to(short, (len(batch),)))
+                found, rows = found.rows(keep), rows.rows(keep)
+                at.append(start + keep)
+            else:
+                at.append(start + np.arange(len(batch)))
+            inner.append(found)
+            own.append(rows)
+        start += len(batch)
+    if not inner:
+        return 0.0
+    rows, least_s = ((concatenate(each) if len(each) > 1 else each[0]) for each in (inner, own))
+    told = predicted(adapted, rows).log_s + np.log(_CONTAINED)
+    module = array_module(told, log_s)
+    # with three quarters of what the rest takes at its roofline seconds have slopes; all of it
+    # passes what the next whole tile takes, whose products reach more of the peak
+    beside = module.exp(least_s.log_roofline_s()) - module.exp(rows.log_roofline_s())
+    least = module.log(module.exp(told) + 0.75 * module.maximum(beside, 0.0))
+    places = np.concatenate(at)
+    more = module.maximum(least - log_s[places], 0.0)
+    return put(module.zeros(len(log_s)), (places,), more)
 
 
-def _whole(size: Array, tiles: Sequence[float], xp: Any) -> Array:
-    """A size without what fills none of some tiles, the largest that it reaches."""
-    tile: Array = 1.0
-    for one in reversed(tiles):
-        tile = xp.where(size >= one, one, tile)
+def _whole(size: Array, xp: Any) -> Array:
+    """A number of rows without what fills no tile, the larger that it reaches."""
+    tile = xp.where(size >= _TILES[0], _TILES[0], xp.where(size >= _TILES[1], _TILES[1], 1.0))
     return xp.floor(size / tile) * tile
 
 

@@ -19,6 +19,7 @@ from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import Machine, Step
 from hybridperf.model.stages.who import goes_by_form, is_measured
 from hybridperf.ops import OpCall, PrefillAttention, attention_kernels, operand_order
+from hybridperf.ops.scores import ScoreGpu, library_of, library_s
 
 
 def by_attention_kernel(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
@@ -29,12 +30,15 @@ def by_attention_kernel(batch: Batch, machine: Machine, log_s: Array, xp: Any) -
     factor, published = 0.0, Source(Code.PUBLISHED, kernel)
     if attention_kernels.published_share(kernel, device.arch) is not None:
         factor = np.log(_published_factor(kernel, batch.op.dtype, machine.model))
-    if attention_kernels.has_law(kernel, batch.op.group, device):
-        peak = batch.part.peak_flops_per_s * machine.numbers.peak_flops_scale
-        by_law = xp.log(attention_kernels.law_seconds(batch.op, device, peak, xp)) - log_s
+    if attention_kernels.has_law(kernel, batch.op, device):
+        library, numbers = library_of(kernel, device.arch), machine.numbers
+        assert library is not None  # the table has it
+        scale = numbers.peak_flops_scale
+        peak = batch.part.peak_flops_per_s * scale
+        gpu = ScoreGpu.of(device, peak, scale, numbers.memory_bytes_per_s)
+        by_law = xp.log(library_s(batch.op, gpu, library)) - log_s
         free = batch.size("window") == 0
-        of = attention_kernels.LAW
-        law = Source(Code.LAW, batch.group, of["device"], assumed=of["says"])
+        law = Source(Code.LAW, batch.group, library.seen, assumed=library.says)
         source = np.full(len(batch), law)
         if xp is np:
             source[~free] = published
