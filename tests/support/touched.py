@@ -1,7 +1,8 @@
-"""Folders of tests for what differs from a commit: `python tests/support/touched.py [COMMIT]`.
+"""Tests for what differs from a commit: `python tests/support/touched.py [COMMIT]`.
 
 A file of `hybridperf/ROOM/` leads to `tests/ROOM`, one of `calibration/` to `tests/calibration`, a
-test to itself. `tests/project` always counts: the order of rooms, examples of the documentation.
+test to itself. `tests/project` always counts (the order of rooms, names, one price), but for what
+runs pages: minutes, for who touches these pages.
 """
 
 import subprocess
@@ -9,11 +10,20 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
+# tests of `tests/project` that run whole pages, by what holds these
+PAGES = {
+    "test_notebooks.py": ("notebooks",), "test_benchmarks.py": ("benchmarks",),
+    "test_gallery.py": ("docs",), "test_docs.py": ("docs", "README.md", "CHANGELOG.md"),
+}  # fmt: skip
 
 
 def tests_of(paths: list[str]) -> list[str]:
     """Tests, relative to the root, for files relative to the root."""
-    found = {"tests/project"}
+    tops = {Path(path).parts[0] for path in paths}
+    found = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "project").glob("test_*.py")
+        if tops.intersection(PAGES.get(path.name, tops))
+    }  # fmt: skip
     for path in map(Path, paths):
         if path.parts[0] == "hybridperf" and len(path.parts) > 2:
             found.add(f"tests/{path.parts[1]}")
