@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hybridperf.hardware import DeviceSpec, load_device
-from hybridperf.hardware.power import has_gddr, held_share
+from hybridperf.hardware.power import has_gddr, held_share, lanes_share
 from hybridperf.io import InputError
 from hybridperf.learning.prior.form import NO_FACTS, Machine
 
@@ -80,6 +80,8 @@ def machines_of(names: Iterable[str], family: str) -> dict[str, Machine]:
 def _sustained(device: DeviceSpec, family: str) -> dict[str, float]:
     """Share of each peak that a device holds, against a usual one."""
     held = {"fp32": _single(device)} if family in _SINGLE else {}
+    if family in _PRODUCTS & _SINGLE and has_gddr(device):
+        held["fp32"] = min(held["fp32"], lanes_share(device))
     if family in _ON_MATRIX_UNITS:
         # in 16 bits a law of clock and power brought nothing on A100, H100 and B200 left out
         held |= dict.fromkeys(_NARROW, held_share(device) if has_gddr(device) else 1.0)

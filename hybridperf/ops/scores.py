@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from hybridperf.hardware import DeviceSpec
@@ -158,24 +157,15 @@ def library_s(op: Any, gpu: ScoreMachine, library: ScoreLibrary) -> Array:
     return KERNEL_S + roof_s(0.0, terms, 1.0 / (1.0 + SHARPNESS), xp=module)
 
 
+@functools.cache
 def library_of(word: str, arch: str) -> ScoreLibrary | None:
     """The library that a word of a table or a call means on an architecture; None: not told."""
-    table = _libraries()
     letters = "".join(filter(str.isalnum, word.lower()))
-    by_arch = table["runs"].get(letters, {})
-    return _library(by_arch.get(arch, by_arch.get("", letters)))
-
-
-@functools.cache
-def _library(letters: str) -> ScoreLibrary | None:
-    named = (one for one in _libraries()["libraries"].values() if letters in one["words"])
-    told = next(named, None)
-    return None if told is None else ScoreLibrary(**{k: v for k, v in told.items() if k != "words"})
-
-
-@functools.cache
-def _libraries() -> Mapping[str, Any]:
-    return shipped_toml("hybridperf.ops", "attention_kernels.toml")
+    for told in shipped_toml("hybridperf.ops", "attention_kernels.toml")["libraries"].values():
+        if letters in told["words"] and arch in told.get("arch", [arch]):
+            known = {one.name for one in dataclasses.fields(ScoreLibrary)}
+            return ScoreLibrary(**{name: one for name, one in told.items() if name in known})
+    return None
 
 
 def _sizes(op: Any) -> tuple[Any, ...]:

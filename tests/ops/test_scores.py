@@ -6,7 +6,7 @@ import pytest
 from hybridperf.hardware import load_device
 from hybridperf.learning.prior.form import SCORE_ROOFLINE
 from hybridperf.ops import EncoderAttention, PrefillAttention
-from hybridperf.ops.scores import ScoreGpu, score_amounts
+from hybridperf.ops.scores import ScoreGpu, library_of, library_s, score_amounts
 
 
 def gpu(op, device="h100_sxm"):
@@ -71,3 +71,28 @@ def test_more_queries_are_never_quicker():
 def test_a_library_that_no_fit_saw(device, dtype, causal, measured_s):
     op = PrefillAttention(dtype, 1.0, 32768.0, 64.0, 128.0, 8.0, causal=causal)
     assert seconds(op, device) == pytest.approx(measured_s, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("word", "device", "dtype", "head_dim", "published_flops_per_s"),
+    [  # FlashAttention 2 and 3: their papers; 4 and cuDNN 9.13 on a B200: FlashAttention-4's
+        ("flash2", "a100_sxm4_80g", "fp16", 128.0, 225e12),
+        ("FA3", "h100_sxm", "fp16", 256.0, 740e12),
+        ("FlashAttention-3", "h100_sxm", "fp8", 256.0, 1200e12),
+        ("flash-attn 4", "b200_sxm", "bf16", 128.0, 1605e12),
+        ("cudnn", "b200_sxm", "bf16", 128.0, 1235e12),
+    ],
+)  # fmt: skip
+def test_rates_that_authors_publish(word, device, dtype, head_dim, published_flops_per_s):
+    """Long sequences without a mask."""
+    op = PrefillAttention(dtype, 1.0, 16384.0, 16.0, head_dim, causal=0.0)
+    library = library_of(word, load_device(device).arch)
+    rate = float(op.work().flops) / library_s(op, gpu(op, device), library)
+    assert rate == pytest.approx(published_flops_per_s, rel=0.15)
+
+
+def test_a_library_is_told_where_it_runs():
+    assert library_of("flashinfer", "Hopper sm_90") == library_of("fa3", "Hopper sm_90")
+    assert library_of("flash-attn 2", "Hopper sm_90") != library_of("pytorch", "Hopper sm_90")
+    assert library_of("fa3", "Blackwell sm_100") is None
+    assert library_of("", "Hopper sm_90") is None

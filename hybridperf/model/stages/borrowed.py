@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
-from hybridperf.hardware.power import has_gddr
+from hybridperf.hardware.power import has_gddr, lanes_share
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.learning.prior import nobody
 from hybridperf.learning.prior.form import ROW_ROOFLINE
@@ -214,6 +214,8 @@ def _share(
     measured_s, bare_s = own.exp(priced.log_s), own.exp(priced.roofline_log_s)
     fixed_s = own.minimum(FIXED_S * _kernels(batch, own), own.maximum(measured_s - bare_s, 0.0))
     over = own.maximum((measured_s - fixed_s) / bare_s, 1.0) * _slower(device, found.device)
+    if batch.op.peak_dtype == "fp32" and batch.op.group in _SHARES:
+        over = over * (lanes_share(found.device) / lanes_share(device))
     return fixed_s + roofline_s * over, Source(Code.BORROWED, batch.group, found.device.id)
 
 
