@@ -10,23 +10,17 @@ median over groups.
 Trained priors are kept in OUT/priors and finished (task, system) pairs in OUT/parts, and not
 computed again while program, data and seed are the same.
 
-Tokens on their way to experts and back, as DeepEP's and TensorRT-LLM's own kernels carry them,
-stand next to what a system's calibrated all-to-all says of the same bytes, with the interval that
-a library has of which nobody measured that collective. Nothing is fitted.
-A rank sends tokens x copies x width x bytes of an element. Copies are one for each rank that holds
-some of a token's experts, one for each node where there are several (`parallel.distinct`), and one
-for each expert in DeepEP's low-latency kernels, as the bytes that its table states show. Experts
-are balanced in all three tables. Dispatch goes in the format the experts multiply, fp8 with a
-float32 scale for 128 values, nvfp4 with a byte for 16; all combine in bfloat16. Of DeepEP's normal
-kernels the run on most SMs counts, with its notification. The tables' systems have 8 GPUs in a node
-(H100) and 4 (GB200, one NVLink domain: TensorRT-LLM's up to 64 ranks lie on one node of it).
+Tokens on their way to experts and back (`hybridperf/collectives/experts.py`), by DeepEP's and
+TensorRT-LLM's kernels: knobs fitted without a system, or without a number of nodes or ranks, next
+to what the datasheet and what the system's NCCL all-to-all of as many bytes say. What the tables
+hold: `hybridperf_calibration.published.collectives.read_experts`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +39,11 @@ from benchmarks.claims.collective_judge import (
 )
 from benchmarks.claims.harness import Columns, ResultLine
 from benchmarks.claims.scores import COLUMN, SEED, best, coverage_band, finite, scikit_learn
+from hybridperf.collectives.experts import Exchange
 from hybridperf.collectives.fit import collectives_by_name
-from hybridperf.hardware import load_system
-from hybridperf.io import InputError, read_table, write_json, write_table
-from hybridperf.workloads.transformer.parallel import distinct
+from hybridperf.io import InputError, write_json, write_table
 from hybridperf_calibration.published.collectives import FEW_SHOT, FOLDER, MEASURED
+from hybridperf_calibration.ship import experts as expert_fit
 
 SCHEMA_VERSION = 1
 _RESAMPLES = 2000
@@ -219,68 +213,34 @@ def long_table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     )
 
 
-_COLUMNS = Columns("time_s", baselines={"datasheet": "roofline_s"})
-_BYTES = {"bfloat16": 2.0, "fp8": 1 + 4 / 128, "nvfp4": 0.5 + 1 / 16}
-_LOW_LATENCY, _NORMAL, _TRTLLM = (
-    f"{name}.csv.gz" for name in ("deepep_ll", "deepep_normal", "trtllm_alltoall")
-)
+_EXPERT_COLUMNS = Columns("time_s", baselines={"datasheet": "roofline_s", "nccl": "nccl_s"})
 
 
 def expert_lines(data: Path) -> list[ResultLine]:
-    """A line for each kernel and number of nodes whose table is there."""
+    """A line for each kernel, direction and what was left out of the fit of its knobs."""
     found = []
-    for name, rows in _tables(data / FOLDER):
-        judged = pd.concat([_judged(str(system), part) for system, part in rows.groupby("system")])
-        for nodes, part in judged.groupby("n_nodes"):
-            where = "one node" if nodes == 1 else f"{nodes:.0f} nodes"
-            found.append(_COLUMNS.line(f"experts: {name}, {where}", part, measure="median APE"))
+    for name, way, kernel, rows in expert_fit.kinds(data):
+        for what, part in expert_fit.left_out(rows, kernel):
+            said = pd.concat([_unfitted(str(of), some) for of, some in part.groupby("system")])
+            half = expert_fit.log_width(name, way)
+            said = said.assign(low_s=said["predicted_s"] * np.exp(-half),
+                               high_s=said["predicted_s"] * np.exp(half))  # fmt: skip
+            line = f"experts: {name}, {way}, {what} left out"
+            found.append(_EXPERT_COLUMNS.line(line, said, measure="median APE"))
     return found
 
 
-def _judged(system: str, rows: pd.DataFrame) -> pd.DataFrame:
-    columns = ["collective", "bytes", "n_gpus", "n_nodes", "lib"]
-    said = collectives_by_name(system).predict(rows[columns].reset_index(drop=True))
-    return said.assign(time_s=rows["time_s"].to_numpy())
-
-
-def _tables(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
-    """(kernel and direction, rows `system, collective, bytes, n_gpus, n_nodes, time_s`)."""
-    if (folder / _LOW_LATENCY).is_file():
-        rows = _placed(read_table(folder / _LOW_LATENCY))
-        copies = rows["num_topk"].to_numpy(np.float64)
-        for way, dtype in (("dispatch", "fp8"), ("combine", "bfloat16")):
-            yield f"DeepEP low latency, {way}", _sent(rows, copies, dtype, rows[f"{way}_avg_t_s"])
-    if (folder / _NORMAL).is_file():
-        rows = _placed(read_table(folder / _NORMAL))
-        places = np.where(rows["n_nodes"] > 1, rows["n_nodes"], rows["n_gpus"])
-        copies = np.array(list(map(distinct, rows["num_topk"], places)))
-        for way, dtype in (("dispatch", "fp8"), ("combine", "bfloat16")):
-            time_s = rows[f"{way}_transmit_s"] + rows[f"{way}_notify_s"]
-            sent = _sent(rows, copies, dtype, time_s).assign(sms=rows[f"{way}_sms"])
-            same = ["system", "n_nodes", "bytes", "num_experts"]
-            yield f"DeepEP, {way}", sent.sort_values("sms").groupby(same).tail(1)
-    if (folder / _TRTLLM).is_file():
-        rows = read_table(folder / _TRTLLM)
-        rows = rows.assign(n_gpus=rows["moe_ep_size"], n_nodes=1, num_token=rows["num_tokens"])
-        copies = np.array(list(map(distinct, rows["topk"], rows["n_gpus"])))
-        for way in ("dispatch", "combine"):
-            for dtype, at in rows.groupby("moe_dtype").indices.items():
-                part = rows.iloc[at]
-                here = (part["op_name"] == f"alltoall_{way}").to_numpy()
-                carried = str(dtype) if way == "dispatch" else "bfloat16"
-                sent = _sent(part[here], copies[at][here], carried, part["time_s"][here])
-                if way == "dispatch" or dtype == "bfloat16":  # all combine alike
-                    yield f"TensorRT-LLM, {way} in {carried}", sent
-
-
-def _placed(rows: pd.DataFrame) -> pd.DataFrame:
-    per_node = rows["system"].map(lambda name: load_system(name).accelerators_per_node)
-    return rows.assign(n_nodes=rows["node_num"], n_gpus=per_node * rows["node_num"])
-
-
-def _sent(rows: pd.DataFrame, copies: np.ndarray, dtype: str, time_s: pd.Series) -> pd.DataFrame:
-    """Rows that were timed, with the bytes that a rank sends."""
-    sent = rows["num_token"] * copies * rows["hidden_size"] * _BYTES[dtype]
-    kernel = rows["kernel_source"]
-    timed = rows.assign(collective="alltoall", lib=kernel, bytes=sent, time_s=time_s)
-    return timed[(timed["time_s"] > 0) & (timed["bytes"] > 0)]
+def _unfitted(system: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what the datasheet and NCCL's all-to-all of as many bytes say of them."""
+    model = collectives_by_name(system)
+    asked = rows.drop(columns=["predicted_s"]).reset_index(drop=True)
+    shares = Exchange(asked).sent()
+    n = asked["n_gpus"].to_numpy(float)
+    places = np.where(asked["n_nodes"] > 1, asked["n_nodes"], n)
+    far = np.where(asked["n_nodes"] > 1, shares[1] / (n / asked["n_nodes"]), shares[0])
+    sent = np.maximum(asked["bytes"] * far * places / np.maximum(places - 1, 1), 1.0)
+    plain = asked.assign(collective="alltoall", lib="nccl", bytes=sent)
+    return rows.reset_index(drop=True).assign(
+        roofline_s=model.predict(asked)["roofline_s"].to_numpy(),
+        nccl_s=model.predict(plain)["predicted_s"].to_numpy(),
+    )

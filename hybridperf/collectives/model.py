@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hybridperf import io
-from hybridperf.collectives import form, network, price, traffic, widths
+from hybridperf.collectives import experts, form, network, price, traffic, widths
 from hybridperf.collectives.algorithms.told import not_told_apart
 from hybridperf.collectives.price import LOG2_BYTES, CollectiveTable, Curves
 from hybridperf.collectives.rows import (
@@ -57,6 +57,8 @@ COLUMNS = (*_NUMBERS, "in_range", "note")  # that `predict` adds
 _IN_VAIN = " of variant is not told apart: taken for what the library chooses"
 _UNMET = "no such collective, library and link was measured: predicted from what others share"
 _DATASHEET_ALONE = "datasheet alone: this model has no measurements"
+_OF_EXPERTS = "kernels of experts: knobs of the systems they were measured on, fitted to none here"
+_NO_KERNEL = f"no such kernel of experts is known: taken for {experts.USUAL_KERNEL}"
 _OUTSIDE = "outside the sizes, ranks and nodes that were measured"
 
 
@@ -144,7 +146,7 @@ class CollectiveModel:
         named = [name for name in (*_PLACE, *IMPLEMENTATION) if name in good]
         kind = good.groupby(named, dropna=False, sort=False).ngroup().to_numpy()
         given = good.iloc[np.unique(kind, return_index=True)[1]].assign(bytes=1.0)
-        known, strange = given, np.zeros(len(given), bool)
+        known, strange = experts.as_plain(given), np.zeros(len(given), bool)
         if self.library != DEFAULT_IMPLEMENTATION:
             known = known.assign(lib=text(known, "lib", self.library))
         known = taken_for_known(known, self.known_versions)
@@ -153,21 +155,24 @@ class CollectiveModel:
             slots = (*own.implementations, *others.implementations)
             known, strange = taken_for_usual(known, slots, self.library)
         rows = collective_rows(known, self.system, self.versions)
-        table = self._table(known, rows, strange)
+        to_experts = experts.among(given)
+        table = self._of_experts(given, to_experts, self._table(known, rows, strange))
         inside = (rows.nodes > 1) & (rows.ranks_per_node > 1)
         inside &= known["collective"].isin(self._inside_alone).to_numpy()
         if inside.any():
             ranks = np.where(inside, rows.ranks_per_node, known["n_gpus"])
             part = known.assign(n_gpus=ranks, n_nodes=np.where(inside, 1.0, rows.nodes))
             of_node = collective_rows(part, self.system, self.versions)
-            table = dataclasses.replace(table, least=self._table(part, of_node, strange))
-        near = ~strange[kind] & rows.within(self.measured, kind, good["bytes"].to_numpy())
+            least = self._of_experts(given, to_experts, self._table(part, of_node, strange))
+            table = dataclasses.replace(table, least=least)
+        near = rows.within(self.measured, kind, good["bytes"].to_numpy())
+        near &= ~(strange | to_experts)[kind]
         factor = np.array(list(map(traffic.bus_factor, known["collective"], known["n_gpus"])))
         met, remarks = np.zeros(len(rows), bool), np.full(len(rows), _DATASHEET_ALONE, object)
         if self.adapted is not None:
             met = rows.among(self.adapted.knobs.implementations)
             remarks = self._remarks(given, rows, met, strange)
-            met = met & ~strange & bool(self.adapted.rows)
+            met = met & ~(strange | to_experts) & bool(self.adapted.rows)
         return Kinds(table, met, factor, remarks, near), kind
 
     @functools.cached_property
@@ -195,8 +200,44 @@ class CollectiveModel:
             source = np.where(over, price.BELIEF, source)
         return CollectiveTable(
             inside, across, talking, traffic.by_host(self.system, g), g, nodes, rows.steps, theta,
-            source.astype(np.int32), traffic.unavoidable(names, g * nodes), curves,
+            source.astype(np.int32), traffic.unavoidable(names, g * nodes), np.zeros(len(rows)),
+            curves,
         )  # fmt: skip
+
+    def _of_experts(
+        self, given: pd.DataFrame, at: np.ndarray, table: CollectiveTable
+    ) -> CollectiveTable:
+        """Kinds [C] of one byte, of which those at some places [C] carry tokens to experts."""
+        if not at.any():
+            return table
+        asked = experts.Exchange(given[at])
+        inside, across, _ = asked.sent()
+        new = {"inside_bytes": inside, "across_bytes": across, "steps": asked.steps()}
+        if table.learned is not None:
+            theta, many = asked.theta(), len(LOG2_BYTES)
+            new |= {"theta": theta, "moved_s": asked.moved_s()}
+            new["source"] = np.full(len(theta), price.PRIOR, np.int32)
+
+        def put(old: np.ndarray, values: np.ndarray) -> np.ndarray:
+            out = np.array(old)
+            out[at] = values
+            return out
+
+        table = dataclasses.replace(
+            table, **{name: put(getattr(table, name), values) for name, values in new.items()}
+        )
+        if not isinstance(table.learned, Curves):
+            return table
+        # nothing is learned beyond the closed form
+        curves, sizes = table.learned, np.tile(2.0**LOG2_BYTES, at.sum())
+        grid = dataclasses.replace(table, learned=None).rows(np.repeat(np.flatnonzero(at), many))
+        log_s = np.log(price.closed_form_s(grid.sized(sizes), curves.links)).reshape(-1, many)
+        curves = dataclasses.replace(
+            curves, theta=put(curves.theta, theta), log_s=put(curves.log_s, log_s),
+            source=put(curves.source, new["source"]),
+            log_width=put(curves.log_width, asked.log_width()[:, None]),
+        )  # fmt: skip
+        return dataclasses.replace(table, learned=curves)
 
     def _curves(self, known: pd.DataFrame, rows: CollectiveRows, strange: np.ndarray) -> Curves:
         """What was learned of kinds [C], at the rates and knobs that it was learned at.
@@ -245,16 +286,21 @@ class CollectiveModel:
         assert self.adapted is not None
         version = text(given, "lib_version")
         usual = np.array([self.versions.get(group, "") for group in rows.group], object)
+        to_experts = experts.among(given)
+        unsaid = (version == "") & (usual != "") & ~to_experts
         other = (version != "") & (version != rows.version) & bool(self.known_versions)
         in_vain = not_told_apart(text(given, "variant"), rows.nodes)
         nothing = np.full(len(rows), not self.adapted.rows)
+        usual_library = np.where(to_experts, experts.USUAL_KERNEL, self.library).astype(object)
         remarks = [
             (nothing, f"prior alone: no collective of {self.system.id} was measured"),
-            (text(given, "lib") == "", f"no lib given: taken for {self.library}"),
-            ((version == "") & (usual != ""), "no lib_version given: taken for " + usual),
+            (text(given, "lib") == "", "no lib given: taken for " + usual_library),
+            (unsaid, "no lib_version given: taken for " + usual),
             (other, "lib_version " + version + " was not measured: taken for " + rows.version),
             (in_vain != "", in_vain + _IN_VAIN),
-            (~met, _UNMET),
+            (~(met | to_experts), _UNMET),
+            (to_experts, _OF_EXPERTS),
+            (experts.unknown_kernels(given), _NO_KERNEL),
             (strange, f"no such collective of its library was measured: taken for {self.library}"),
         ]
         return joined(*(np.where(at, said, "") for at, said in remarks))

@@ -117,6 +117,8 @@ class CollectiveTable:
     theta: Array  # [N, K] logs of the form's knobs; seconds over the links' latency
     source: Array  # int32 [N] of SOURCES: what the knobs go by
     unavoidable: Array  # [N] share of these bytes that every algorithm sends
+    # [N] seconds that a kernel's own multiprocessors take to move them inside nodes, at least
+    moved_s: Array
     learned: Curves | Stage | None = None  # None: the closed form alone
     least: CollectiveTable | None = None  # [N] what takes no longer, such as a node's own part
 
@@ -144,6 +146,7 @@ class CollectiveTable:
         assert not isinstance(self.learned, Stage), "of fixed bytes"
         return dataclasses.replace(
             self, inside_bytes=self.inside_bytes * bytes_, across_bytes=self.across_bytes * bytes_,
+            moved_s=self.moved_s * bytes_,
             learned=self.learned and dataclasses.replace(self.learned, message=bytes_),
             least=self.least and self.least.sized(bytes_),
         )  # fmt: skip
@@ -254,11 +257,17 @@ def collective_seconds(table: CollectiveTable, links: Links) -> Array:
     return price(table, links, jnp).seconds
 
 
+def closed_form_s(table: CollectiveTable, links: Links) -> Array:
+    """Seconds [N] of the closed form alone."""
+    return _parts(table, links, np).total
+
+
 def _parts(table: CollectiveTable, links: Links, xp: ModuleType) -> form.Parts:
     """The closed form at its knobs."""
     inside_s, across_s = links.seconds(
         table.inside_bytes, table.across_bytes, table.talking, table.by_host, xp
     )
+    inside_s = xp.maximum(inside_s, table.moved_s)
     numbers = xp.broadcast_arrays(inside_s, across_s, table.ranks_per_node, table.nodes)
     ranks = xp.stack(numbers, -1)
     steps = xp.broadcast_to(xp.asarray(table.steps), (*ranks.shape[:-1], table.steps.shape[-1]))

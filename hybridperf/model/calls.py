@@ -49,6 +49,25 @@ class CollectiveCall:
         return CollectiveCall("alltoall", most, ranks, nodes, pair_bytes, words)
 
 
+def expert_words(
+    kernel: str, topk: float, experts: float, groups: tuple[int, int] = (0, 0)
+) -> tuple[tuple[str, str], ...]:
+    """Words of a call that carries tokens to experts or back (`collectives/experts.py`).
+
+    Args:
+        kernel: what sends them.
+        topk: experts of a token.
+        experts: all of the layer.
+        groups: of experts, and how many of them hold a token's; 0: they lie anywhere.
+    """
+    told = {"lib": kernel, "topk": topk, "experts": experts}
+    if groups[0]:
+        told |= dict(zip(("expert_groups", "topk_groups"), groups, strict=True))
+    return tuple(
+        (name, value if isinstance(value, str) else f"{value:g}") for name, value in told.items()
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class GivenSeconds:
     """Time that is known without a model: what a host takes to launch, or to read a batch."""

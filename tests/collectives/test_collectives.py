@@ -410,6 +410,7 @@ def random_table(number: int, seed: int) -> CollectiveTable:
         theta=random_theta(number, seed) - FIXED * np.log(DGX_A100.latency_s),
         source=nothing.astype(int),
         unavoidable=nothing,
+        moved_s=nothing,
         learned=learned,
     )
 

@@ -60,10 +60,23 @@ class ServingFramework(Spec):
     decodes_as_prompts_on: tuple[int, ...] = ()
     # whose kernels it runs where an architecture has them, by op as tables of kernels call it
     takes_kernels_from: Mapping[str, str] = {}
+    # kernels that send tokens to experts (`collectives/experts.toml`): those of many, those of few
+    # tokens of a rank, and those among ranks that one node's links join; "": as between nodes
+    expert_kernel: str = "deepep"
+    expert_kernel_few: str = "deepep_low_latency"
+    expert_few_tokens: float = 256.0
+    expert_kernel_inside: str = ""
     cold: float = 0.0  # how far TTFT's upper end reaches for runs that begin cold; of its log
     effects: tuple[Effect, ...] = ()  # in place of the usual ones
     releases: tuple[Release, ...] = ()  # with which one of these changed, oldest first
     launch: Launch | None = None
+
+    def sends_to_experts(self, nodes: int, tokens: float) -> str:
+        """The kernel that sends so many tokens of each rank to experts on so many nodes."""
+        if nodes == 1 and self.expert_kernel_inside:
+            return self.expert_kernel_inside
+        few = tokens <= self.expert_few_tokens
+        return self.expert_kernel_few if few else self.expert_kernel
 
     def release(self, version: str = "", date: str = "") -> str:
         """Which of `releases` an engine has: by its version, else by the day it ran on (as

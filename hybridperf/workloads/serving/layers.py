@@ -11,7 +11,7 @@ Symbols: n tokens of an attention rank, t tensor-parallel GPUs, D attention rank
 
 Layers of a pipeline are counted whole: a token passes all stages, one after the other. Experts run
 on the tokens of all D ranks; these are gathered before and scattered after, or, with experts on
-many ranks, sent to those of their experts and back.
+many ranks, sent to those of their experts and back by the kernels of `collectives/experts.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
-from hybridperf.model.calls import CollectiveCall
+from hybridperf.model.calls import CollectiveCall, expert_words
 from hybridperf.ops import (
     FUSED,
     BatchedGemm,
@@ -204,10 +204,13 @@ class ServedCalls:
         # tokens go to their experts alone where these are on more ranks than a token has experts
         sent = spread and served.expert_ep > kind.topk
         if sent:
-            copies = tokens * ranks * (1.0 - (1.0 - 1.0 / ranks) ** kind.topk)  # ranks of a token's
-            narrow = DTYPE_BYTES[_dtype(served.of_experts())]  # dispatched as they are multiplied
-            yield self._message("alltoall", copies * h * narrow, ranks)
-            yield self._message("alltoall", copies * h * _WIDE, ranks)
+            # dispatched as they are multiplied, combined in 16 bits
+            narrow = DTYPE_BYTES[_dtype(served.of_experts())]
+            nodes = -(-ranks // self.per_node)
+            kernel = self.habits.sends_to_experts(nodes, tokens)
+            words = expert_words(kernel, kind.topk, kind.experts)
+            for way, width in (("dispatch", narrow), ("combine", _WIDE)):
+                yield CollectiveCall(way, float(tokens * h * width), ranks, nodes, words=words)
         elif spread:
             # 4-bit values are made before they are sent, others after (TensorRT-LLM's
             # run_post_quant_allgather, vLLM's do_post_quant_allgather)

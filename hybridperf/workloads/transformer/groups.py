@@ -34,9 +34,13 @@ class Span(NamedTuple):
     nodes: int
     ranks_per_node: int = 0  # most that lie on one; 0: not asked
 
-    def step(self, collective: str, size: float, part: Part, name: str) -> PassStep:
-        """A collective among them; `size` in bytes, as in tables of collectives."""
-        return PassStep(CollectiveCall(collective, float(size), self.ranks, self.nodes), part, name)
+    def step(
+        self, collective: str, size: float, part: Part, name: str,
+        words: tuple[tuple[str, str], ...] = (),
+    ) -> PassStep:  # fmt: skip
+        """A collective among them; `size` in bytes, and `words`, as in tables of collectives."""
+        call = CollectiveCall(collective, float(size), self.ranks, self.nodes, words=words)
+        return PassStep(call, part, name)
 
 
 def span(layout: Any, dim: str, gpus_per_node: int, order: tuple[str, ...]) -> Span:

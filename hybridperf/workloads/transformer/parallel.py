@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 import hybridperf.ops as ops
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io import InputError
+from hybridperf.model.calls import expert_words
 from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
 
@@ -236,7 +237,8 @@ def expert_parallel(
     """Experts divided over a group, after all that divides tokens.
 
     Args:
-        once_per_node: a token travels once to each node, not to each of its experts (`distinct`).
+        once_per_node: a token travels once to each node, by the kernels of DeepEP
+            (`collectives/experts.py`), not to each of its experts.
         groups: of experts, and how many of them hold a token's; 0: they lie anywhere.
     """
     if group.ranks == 1:
@@ -248,27 +250,16 @@ def expert_parallel(
                 yield step
                 continue
             op = step.op
-            places = group.nodes if group.nodes > 1 else group.ranks
-            copies = distinct(op.topk, places, groups) if once_per_node else op.topk
             own = step.with_op(tokens=op.tokens * group.ranks, moe_ep=float(group.ranks))
             # all wait for the rank that gets most
             most = float(own.op.routing().rows) / max(float(op.topk * op.tokens), 1.0)
-            sent = max(most, 1.0) * copies * op.tokens * op.hidden * DTYPE_BYTES[op.dtype]
-            yield group.step("alltoall", sent, "ep", f"tokens to {step.name}")
+            sent, there, back = max(most, 1.0) * op.tokens * op.hidden, "dispatch", "combine"
+            words = expert_words("deepep", op.topk, op.experts, groups)
+            if not once_per_node:
+                sent, there, back, words = sent * op.topk, "alltoall", "alltoall", ()
+            size = sent * DTYPE_BYTES[op.dtype]
+            yield group.step(there, size, "ep", f"tokens to {step.name}", words)
             yield dataclasses.replace(own, kernels=1 + (step.kernels - 1) // group.ranks)
-            yield group.step("alltoall", sent, "ep", f"tokens from {step.name}")
+            yield group.step(back, size, "ep", f"tokens from {step.name}", words)
 
     return rewritten(passes, split)
-
-
-def distinct(topk: float, places: int, groups: tuple[int, int] = (0, 0)) -> float:
-    """Nodes (ranks of one node) that a token's experts lie on, in the mean: p (1 - (1 - 1/p)^k).
-
-    Kernels that dispatch tokens send one copy to each node, which hands it on (DeepEP, HybridEP);
-    plain all-to-alls send one per expert. Where a token's experts lie in some of `groups` (all,
-    those of a token) of experts, p are the places of those alone (DeepSeek-V3, arXiv 2412.19437:
-    no more than 4 nodes a token).
-    """
-    whole, chosen = groups
-    reached = max(places * chosen / whole, min(places, chosen)) if whole else places
-    return reached * (1.0 - (1.0 - 1.0 / reached) ** topk)

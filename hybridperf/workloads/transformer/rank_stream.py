@@ -278,7 +278,9 @@ _COLLECTIVES = {
     "all_reduce": ("c10d::allreduce_", "nccl:all_reduce"),
     "all_gather": ("c10d::_allgather_base_", "nccl:all_gather"),
     "reduce_scatter": ("c10d::_reduce_scatter_base_", "nccl:reduce_scatter"),
-    "alltoall": ("c10d::alltoall_base_", "nccl:all_to_all"),
+    **dict.fromkeys(
+        ("alltoall", "dispatch", "combine"), ("c10d::alltoall_base_", "nccl:all_to_all")
+    ),
     "sendrecv": ("c10d::send", "nccl:send"),
 }
 

@@ -82,14 +82,15 @@ def layer_waits(config: TransformerConfig, tp_calls: float) -> tuple[tuple[str, 
 
 
 def layers_gathered(config: TransformerConfig, layers: float) -> float:
-    """Layers x data ranks of a rank whose updated weights are gathered by layer, or whole gradients
-    summed so.
+    """Layers x data ranks (of a shard group, where there are some) of a rank whose updated weights
+    are gathered by layer, or whole gradients summed so.
     """
     layout = config.layout
     by_layer = does(config.framework, "gathers_by_layer") and layout.zero <= 2
     if not by_layer or (layout.zero == 0 and layout.kind.pipes > 1):
         return 0.0
-    return layers * layout.data_ranks if layout.data_ranks > 1 else 0.0
+    ranks = int(layout.shard_ranks or layout.data_ranks) if layout.zero else layout.data_ranks
+    return layers * ranks if ranks > 1 else 0.0
 
 
 def reduces_beside(config: TransformerConfig) -> bool:
