@@ -223,9 +223,8 @@ class CollectiveModel:
             out[at] = values
             return out
 
-        table = dataclasses.replace(
-            table, **{name: put(getattr(table, name), values) for name, values in new.items()}
-        )
+        leaves: dict[str, Any] = {name: put(getattr(table, name), of) for name, of in new.items()}
+        table = dataclasses.replace(table, **leaves)
         if not isinstance(table.learned, Curves):
             return table
         # nothing is learned beyond the closed form
@@ -262,7 +261,10 @@ class CollectiveModel:
         alone = np.where(rows.nodes > 1, 0.0, 1.0)
         share = (rows.nearness(self.measured) if adapted.rows else alone)[:, None]
         if not adapted.rows or (share < 1).any():
-            without = widths.unmeasured(prior, rows)[:, None]
+            usual = widths.unmeasured(prior, rows)
+            over = (rows.nodes > 1) & (not self.network_measured)
+            believed = np.where(over, network.log_width(self.system), np.inf)
+            without = np.minimum(usual, believed)[:, None]
             # without rows: wider by the same where sizes lie beyond what the prior has seen
             none = without * half / prior.log_width
             half = share * half + (1 - share) * np.maximum(half, without) if adapted.rows else none
@@ -426,7 +428,10 @@ class CollectiveModel:
         shares = (network.all_reduce_share, network.share)
         of_sums, others = (share(self.system, rows.nodes) for share in shares)
         rate[:] = np.log(np.where(sums, of_sums, others))
-        node_hop[sums] = np.maximum(node_hop[sums], np.log(network.TREE_STEP_S))
+        step_s = network.step_s(self.system)
+        node_hop[sums] = np.maximum(node_hop[sums], np.log(2 * step_s))
+        if step_s > network.RDMA_STEP_S:  # those of a ring
+            node_hop[~sums] = np.maximum(node_hop[~sums], np.log(step_s))
         return found - self._latency
 
     def _usual_theta(self, rows: CollectiveRows) -> np.ndarray:

@@ -9,7 +9,7 @@ from hybridperf.collectives.experts import Exchange, distinct, kernels
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.hardware import load_system
 
-KERNELS = ("deepep", "deepep_low_latency", "trtllm")
+KERNELS = ("deepep", "deepep_low_latency", "trtllm", "hybridep")
 
 
 def asked(kernel: str, nodes: int, tokens: float = 128, **more: float) -> dict[str, object]:

@@ -142,3 +142,24 @@ def test_an_algorithm_that_nccl_was_told_has_its_own_steps_over_nodes() -> None:
     assert collective_rows(alone, system).steps[:, 0].tolist() == [2, 2, 2, 2]
     left, ring_s = fit_collectives(None, system)[0].predict(rows)["predicted_s"].iloc[:2]
     assert ring_s > 2 * left
+
+
+def test_a_card_that_is_told_narrows_what_is_believed_of_a_network() -> None:
+    """A network of cards that nobody told keeps the width of the prior."""
+    sizes, halves = np.array([2.0**20]), {}
+    for system in ("gcp_a3_ultra_h200", "galvatron_8gpu_nvlink"):
+        said = collectives_by_name(system).predict(asked("all_gather", sizes, 2)).iloc[0]
+        halves[system] = np.log(said["high_s"] / said["low_s"]) / 2
+    told, untold = halves.values()
+    assert told < 0.8 < untold
+
+
+def test_messages_through_a_host_wait_for_it() -> None:
+    """Small all-reduces over two nodes: InfiniBand, EFA of the first generation, a virtual card."""
+    names = ("azure_nd_a100_v4", "aws_p4d_a100", "gcp_a2_highgpu_8g")
+    frame = asked("all_reduce", np.array([1024.0]), 2)
+    quick, efa, virtual = (
+        collectives_by_name(name).predict(frame)["predicted_s"].item() for name in names
+    )
+    assert 60e-6 < efa - quick < 200e-6
+    assert 2 * efa < virtual

@@ -124,7 +124,7 @@ def test_dispatch_once_per_node_carries_each_token_once():
     once = shape.seq * shape.hidden * 2.0
     assert sent["copies"] == [("alltoall", shape.topk * once)] * 2
     assert sent["nodes"] == [("dispatch", once), ("combine", once)]
-    assert dict(calls[0].words) == {"lib": "deepep", "topk": "8", "experts": "128"}
+    assert dict(calls[0].words) == {"lib": "hybridep", "topk": "8", "experts": "128"}
 
 
 def test_cells_on_other_nodes_are_other_cells():

@@ -92,7 +92,7 @@ def test_experts_take_the_tokens_of_all_attention_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "expected"),
-    [(8, {"all_gather", "reduce_scatter"}), (32, {"alltoall"})],  # of 8 experts a token
+    [(8, {"all_gather", "reduce_scatter"}), (32, {"dispatch", "combine"})],  # of 8 experts a token
 )
 def test_tokens_go_to_their_experts_alone_where_these_are_on_more_ranks_than_a_token_has(
     ranks: int, expected: set[str]
@@ -103,10 +103,30 @@ def test_tokens_go_to_their_experts_alone_where_these_are_on_more_ranks_than_a_t
     calls = [one.call for one in ServedCalls(served, 64).products(16.0)]
     messages = [call for call in calls if isinstance(call, CollectiveCall)]
     assert {call.collective for call in messages} == expected
-    if ranks == 32:  # a token reaches 32 (1 - (31/32)^8) = 7.2 ranks: in bytes, and 16 bits back
-        there = 16 * 32 * (1 - (31 / 32) ** 8) * 7168
-        sizes = sorted({call.bytes for call in messages})
-        assert sizes == pytest.approx([there, 2 * there])
+    if (
+        ranks == 32
+    ):  # each token once: in bytes, and 16 bits back; how often it travels the kernel says
+        assert sorted({call.bytes for call in messages}) == [16 * 7168, 2 * 16 * 7168]
+        told = {"lib": "deepep_low_latency", "topk": "8", "experts": "256"}
+        assert all(dict(call.words) == told for call in messages)
+
+
+def test_few_tokens_go_by_another_kernel_than_many_and_within_a_rack_by_the_frameworks_own() -> (
+    None
+):
+    def kernel(framework: str, per_node: int, tokens: float) -> str:
+        served = Deployment(
+            hp.load_shape("deepseek-v3"), attention_dp=32, expert_ep=32, quant="fp8_block",
+            framework=framework,
+        )  # fmt: skip
+        calls = [one.call for one in ServedCalls(served, per_node).products(tokens)]
+        messages = [one for one in calls if isinstance(one, CollectiveCall)]
+        return next(dict(one.words)["lib"] for one in messages if one.collective == "dispatch")
+
+    assert kernel("sglang", 8, 128.0) == "deepep_low_latency"
+    assert kernel("sglang", 8, 4096.0) == "deepep"
+    assert kernel("trtllm", 8, 4096.0) == "deepep"
+    assert kernel("trtllm", 72, 4096.0) == "trtllm"
 
 
 def test_layers_with_a_window_look_at_no_more() -> None:

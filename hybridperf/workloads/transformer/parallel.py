@@ -237,7 +237,7 @@ def expert_parallel(
     """Experts divided over a group, after all that divides tokens.
 
     Args:
-        once_per_node: a token travels once to each node, by the kernels of DeepEP
+        once_per_node: a token travels once to each node, by the kernels of HybridEP
             (`collectives/experts.py`), not to each of its experts.
         groups: of experts, and how many of them hold a token's; 0: they lie anywhere.
     """
@@ -254,7 +254,7 @@ def expert_parallel(
             # all wait for the rank that gets most
             most = float(own.op.routing().rows) / max(float(op.topk * op.tokens), 1.0)
             sent, there, back = max(most, 1.0) * op.tokens * op.hidden, "dispatch", "combine"
-            words = expert_words("deepep", op.topk, op.experts, groups)
+            words = expert_words("hybridep", op.topk, op.experts, groups)
             if not once_per_node:
                 sent, there, back, words = sent * op.topk, "alltoall", "alltoall", ()
             size = sent * DTYPE_BYTES[op.dtype]
