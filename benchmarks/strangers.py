@@ -1,6 +1,7 @@
 """Kernels of devices and laboratories that no fit has seen, next to one constant.
 
     python benchmarks/strangers.py [--data DIR] [--way name|prior] [--rows 150] [--out FILE] [WORDS]
+    python benchmarks/strangers.py --ablation [--out FILE] [WORDS]   parts of the price switched off
 
 A group is what one laboratory measured of an op in one number format by one library on one device:
 up to so many rows of the second delivery (DIR/added), of devices that neither a shipped calibration
@@ -19,6 +20,7 @@ and are left out. Errors are |predicted / measured - 1|; half: median of sqrt(hi
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -27,16 +29,21 @@ import pandas as pd
 
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, read_table
+from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, load_prior
-from hybridperf.model import PerfModel
+from hybridperf.model import PerfModel, families, machine_facts
 from hybridperf.model.files import is_shipped, model_or_datasheet
 from hybridperf.model.fit.device import fit
+from hybridperf.model.stages import borrowed, family
+from hybridperf.ops import gemm, scores
+from hybridperf.ops.rows import row_work
 from hybridperf.report import text
 from hybridperf_calibration.published.ops import FILES, read_rows, table_path
 
 STRANGERS = "published_kernels"
 _EAGER_FLOORS, _FLOOR_QUANTILE = 1.5, 0.01
 _KEYS = ["laboratory", "device", "op", "format", "library"]
+_TOLD = 5e-4  # of an error: less is no change
 # other names of one op: rows of all tell of its constant
 _SAME = {"linear": "gemm", "rmsnorm": "layernorm", "ln": "layernorm"}
 
@@ -121,6 +128,59 @@ def constants(judged: pd.DataFrame, measured: pd.DataFrame) -> pd.Series:
     return judged["roofline_s"] * [values[tuple(row)] for row in judged[_KEYS].to_numpy()]
 
 
+# parts of the price: what each stands for, and what takes its place where it is off
+PARTS: dict[str, list[tuple[Any, str, Any]]] = {
+    "networks of other devices": [
+        (FamilyPrior, "trunk", lambda self, rows, on, params=None: _no_trunk(self, rows, on)),
+    ],
+    "bounds": [(family, "_bounds", lambda *arguments: [])],
+    "products no quicker than those inside": [(family, "_short_of_contained", lambda *_: 0.0)],
+    "products between whole tiles": [(gemm, "_TILED_BYTES", 0.0)],
+    "libraries of attention": [(families, "library_of", lambda word, arch: None)],
+    "libraries of loops over rows": [
+        (families, "row_work", lambda op, machine, library="": row_work(op, machine)),
+    ],
+    "power": [(machine_facts, "held_share", lambda device: 1.0),
+              (scores, "held_share", lambda device: 1.0)],
+    "doubled lanes": [(machine_facts, "lanes_share", lambda device: 1.0),
+                      (borrowed, "lanes_share", lambda device: 1.0)],
+    "share of AMD's": [(machine_facts, "_OF_NVIDIAS_SHARE", 1.0)],
+}  # fmt: skip
+
+
+def _no_trunk(prior: FamilyPrior, rows: Any, on: Any) -> tuple[Any, Any, Any]:
+    x = prior.standard.inputs(rows, on)
+    return x, np.zeros(len(x)), np.zeros(len(x))
+
+
+def ablation(judged: pd.DataFrame, way: str) -> pd.DataFrame:
+    """Means over groups of median errors by op, with all of the price and with a part off; parts
+    that change nothing of an op are left out.
+    """
+
+    def errors() -> pd.Series:
+        told = priced(judged, way)
+        told["error"] = (told["predicted_s"] / told["time_s"] - 1).abs()
+        return told.groupby(_KEYS, sort=False)["error"].median()
+
+    whole, lines = errors(), []
+    for part, replaced in PARTS.items():
+        before = [(where, name, getattr(where, name)) for where, name, _ in replaced]
+        for where, name, value in replaced:
+            setattr(where, name, value)
+        try:
+            without = errors()
+        finally:
+            for where, name, value in before:
+                setattr(where, name, value)
+        for op in ["all", *dict.fromkeys(whole.index.get_level_values("op"))]:
+            keep = whole.index.get_level_values("op") == op if op != "all" else slice(None)
+            both = whole[keep].mean(), without[keep].mean()
+            if op == "all" or abs(both[0] - both[1]) > _TOLD:
+                lines.append((part, op, len(whole[keep]), *(round(float(one), 4) for one in both)))
+    return pd.DataFrame(lines, columns=["part", "op", "groups", "error", "error_without"])
+
+
 def main() -> None:
     """Print a line per group, and medians over groups by op."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -129,19 +189,26 @@ def main() -> None:
     parser.add_argument("--way", default="name", choices=("name", "prior"))
     parser.add_argument("--rows", type=int, default=150)
     parser.add_argument("--out", help="csv of the judged rows")
+    parser.add_argument("--ablation", action="store_true", help="each part switched off in turn")
     parser.add_argument("words", nargs="*")
     asked = parser.parse_args()
     data = Path(asked.data)
     first, second = (read_groups(folder, asked.rows) for folder in (data, data / "added"))
     known = {table.source for table in FILES.values()}
-    families = load_prior(DEFAULT_PRIOR).families.values()
-    seen = {device for one in families for device in one.population.devices}
+    priors = load_prior(DEFAULT_PRIOR).families.values()
+    seen = {device for one in priors for device in one.population.devices}
     new = ~second["device"].map(lambda name: name in seen or is_shipped(name))
     stranger = ~second["laboratory"].isin(known) | new
     judged = second[stranger]
     names = judged[_KEYS].agg(" ".join, axis=1)
     if asked.words:
         judged = judged[names.map(lambda name: any(word in name for word in asked.words))]
+    if asked.ablation:
+        lines = ablation(judged, asked.way)
+        if asked.out:
+            lines.to_csv(asked.out, index=False)
+        print(lines.to_string(index=False))
+        return
     judged = priced(judged, asked.way)
     measured = priced(pd.concat([first, second]), "datasheet")
     judged["constant_s"] = constants(judged, measured)

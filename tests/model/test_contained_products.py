@@ -9,8 +9,11 @@ from hybridperf.model import load_model
 SIZES = np.unique(np.r_[2 ** np.arange(7, 14), np.arange(256, 8193, 512), [320, 1216, 4095]])
 
 
-@pytest.mark.parametrize("device", ["h100_sxm", "a100_sxm4_80g"])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [("h100_sxm", "bf16"), ("h100_sxm", "fp16"), ("h100_sxm", "fp8"), ("h200_sxm", "fp8"),
+     ("a100_sxm4_80g", "bf16"), ("a100_sxm4_80g", "fp16"), ("b200_sxm", "bf16"), ("l40s", "bf16")],
+)  # fmt: skip
 @pytest.mark.parametrize("grown", ["m", "n", "k", "mnk"])
 def test_one_more_is_never_quicker(device, dtype, grown):
     """By 3 %: learned times are no surer."""
