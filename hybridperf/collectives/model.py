@@ -318,8 +318,11 @@ class CollectiveModel:
 
     @property
     def library(self) -> str:
-        """The library of rows that name none: the only measured one, else the usual one."""
-        measured = {CollectiveImplementation.parse(one.group).library for one in self.measured}
+        """The library of rows that name none: the only measured one, else the usual one; what only
+        sends from one rank to another (`ib_write_bw`, `nvbandwidth`) may be no library.
+        """
+        groups = [CollectiveImplementation.parse(one.group) for one in self.measured]
+        measured = {one.library for one in groups if one.collective != "sendrecv"}
         return measured.pop() if len(measured) == 1 else DEFAULT_IMPLEMENTATION
 
     @property

@@ -1,5 +1,6 @@
-"""Measured collectives from files: our tables, logs of nccl-tests, files of rccl-tests' `-x`, and
-logs of PARAM's benchmark; logs may be packed by gzip.
+"""Measured collectives from files: our tables, logs of nccl-tests, PARAM's benchmark, perftest and
+nvbandwidth, files of rccl-tests' `-x`, and dumps of PyTorch's flight recorder as JSON; all but
+tables may be packed by gzip.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ import pandas as pd
 from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.io import InputError, read_table
 from hybridperf.io.tables import FORMATS
-from hybridperf.traces.collective_logs import nccl_tests, param_comms, rccl_reports
+from hybridperf.traces.collective_logs import (
+    flight_recorder,
+    nccl_tests,
+    nvbandwidth,
+    param_comms,
+    perftest,
+    rccl_reports,
+)
 from hybridperf.traces.collective_logs.job_logs import (
     CallerHints,
     LogReader,
@@ -22,7 +30,10 @@ from hybridperf.traces.collective_logs.job_logs import (
     read_text,
 )
 
-_READERS = (rccl_reports.READER, nccl_tests.READER, param_comms.READER)
+_READERS = (
+    flight_recorder.READER, rccl_reports.READER, nccl_tests.READER, param_comms.READER,
+    perftest.READER, nvbandwidth.READER,
+)  # fmt: skip
 _COLUMNS = (
     "collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node", "time_s", "dtype", "in_place",
     "lib", "lib_version", "variant", "link",
@@ -78,8 +89,8 @@ def read_log(
     reader = reader or next((one for one in _READERS if one.looks_like(text)), None)
     if reader is None:
         raise InputError(
-            f"expected a table ({FORMATS}), a log of nccl-tests or of PARAM's comms benchmark,"
-            f" or the file of rccl-tests' -x, {path} is none; check it"
+            f"expected a table ({FORMATS}), a log of {', '.join(one.program for one in _READERS)},"
+            f" {path} is none; check it"
         )
     rows, remarks = reader.read(text, hints)
     if not rows:
