@@ -291,7 +291,8 @@ class TransformerConfig:
     @property
     def kernels(self) -> Kernels:
         """Pieces as this framework runs them."""
-        dtype, framework = canonical_dtype(self.dtype), frameworks.framework_called(self.framework)
+        dtype = canonical_dtype(self.dtype)
+        framework = frameworks.framework_called(self.framework, self.quant)
         gradient_bytes, micro_batches = self.reduced_bytes, self.layout.accumulation
         return Kernels(dtype, framework, self.dropout, gradient_bytes, micro_batches)
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Gemm, Moe, OpCall, Softmax
+from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.workloads.programs import ratios
 from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.kernels import Kernels
@@ -63,6 +65,20 @@ def routed(kernels: Kernels, tokens: float, kind: LayerKind) -> Passes:
     return Passes((forward, best), (back,))
 
 
+def handled(kernels: Kernels, rows: float, hidden: float) -> Passes:
+    """Routed tokens [rows] on their way through the buffers of a dispatch: permuted, padded to
+    tiles, narrowed in both orders, put back. Two of five passes are the forward's: both ways fill
+    a buffer and permute it, the backward pass makes two gradients from it.
+    """
+    assert kernels.framework.experts is not None
+    passes = kernels.framework.experts.passes
+    there, back = (
+        kernels.loop(f"tokens to and from experts{way}", rows, hidden, moved=share * passes)
+        for way, share in (("", 0.4), (" back", 0.6))
+    )
+    return Passes((there,), (back,))
+
+
 def without_experts(passes: Passes) -> Passes:
     """Passes of an MLP without its `expert_products`."""
     return rewritten(passes, lambda steps: (step for step in steps if not isinstance(step.op, Moe)))
@@ -97,7 +113,9 @@ def _products(step: PassStep, kernels: Kernels, biased: bool) -> Steps:
     wide = inter * (2.0 if op.gated else 1.0)
     into = Gemm(op.dtype, rows, wide, float(op.hidden), quant=op.quant)
     out = Gemm(op.dtype, rows, float(op.hidden), inter, quant=op.quant)
-    times = step.call.times * active
+    habits, bits = kernels.framework.experts, DTYPE_BYTES[scheme_dtype(op.dtype, op.quant)]
+    assert habits is not None
+    times = step.call.times * active * (habits.padding if bits >= 2 else habits.narrow_padding)
 
     def product(what: str, of: Gemm) -> PassStep:
         library = kernels.framework.products

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hybridperf.fields.frameworks import last_release, over_likes, training_frameworks
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 
 # where a device has no products in the usual precision
 _OTHER_PRECISIONS = ("fp16", "fp32")
+
+
+class ExpertHabits(NamedTuple):
+    """What a framework's mixtures of experts do beside their products."""
+
+    padding: float  # seconds of products over those of even groups
+    narrow_padding: float  # the same where they multiply in 8 bits or fewer
+    passes: float  # over routed tokens, read or written, forward and back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +68,7 @@ class Framework:
     # a kernel for each op of a root mean square norm, in fp32
     composite_norms: bool = False
     products: str = ""  # library of its products (`model/kernels.toml`)
+    experts: ExpertHabits | None = None
 
 
 @functools.cache
@@ -202,8 +211,12 @@ def framework_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*framework_habits(), *kernel_sets())))
 
 
-def framework_called(name: str) -> Framework:
-    """A framework's kernels by its name, or by that of a set of kernels."""
+def framework_called(name: str, quant: str = "") -> Framework:
+    """A framework's kernels by its name, or by that of a set of kernels; in a number format."""
     check_word("framework", name, framework_names())
     habits = {**_contents()["default"], **framework_habits().get(name, {"kernels": name})}
-    return dataclasses.replace(kernel_sets()[habits["kernels"]], products=habits["products"])
+    habits |= habits.get(f"in_{quant}", {})
+    return dataclasses.replace(
+        kernel_sets()[habits["kernels"]], products=habits["products"],
+        experts=ExpertHabits(**habits["experts"]),
+    )  # fmt: skip

@@ -121,6 +121,7 @@ class Trained:
         )
         into += experts.routed(kernels, tokens, kind)
         into += kernels.moved("tokens in order", tokens * kind.topk, s.hidden)
+        into += experts.handled(kernels, tokens * kind.topk, s.hidden)
         into += self.expert_products(kind, tokens)
         return into + kernels.weighted("results added up", tokens, s.hidden, kind.topk)
 
