@@ -149,6 +149,8 @@ def reference_device(device: DeviceSpec, batch: Batch, models: Sequence[Any]) ->
         if is_measured(model, same):
             having[model.device.id] = model, rate(model.device, same.op)
     near = references_of(device, having) or ([] if is_lookup(batch.op) else list(having))
+    alike = [name for name in near if has_gddr(having[name][0].device) == has_gddr(device)]
+    near = alike or near  # what a card of lower power with GDDR keeps up says nothing of the others
     own = device.peak(batch.op.peak_dtype, batch.op.unit), device.memory_bytes_per_s
 
     def apart(name: str) -> tuple[float, float]:
