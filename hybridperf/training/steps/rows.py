@@ -51,6 +51,7 @@ from hybridperf.workloads.transformer.framework import (
     framework_habits,
     implied_words,
     of_release,
+    unknown_framework,
 )
 from hybridperf.workloads.transformer.step import refuse_unmodelled
 
@@ -304,8 +305,12 @@ class _Words:
     def _assume_framework(self, row: Record) -> None:
         if self.framework:
             known = ", ".join(framework_habits())
-            row.notes.append(f"framework {self.framework} is not known, only {known}")
-            self.foreign = True
+            row.notes.append(
+                f"framework {self.framework} is not known, only {known}: priced as the mean over"
+                f" others (where the row does not say: {implied_words()})"
+            )
+            self.foreign, self.framework = True, unknown_framework()
+            return
         self.framework = row.assume("framework", assumed_framework())
         row.notes[-1] += (
             f" (where the row does not say: {implied_words()}); it is the quickest, others may take"

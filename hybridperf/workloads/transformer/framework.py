@@ -104,6 +104,12 @@ def assumed_framework() -> str:
     return str(_contents()["assumed"])
 
 
+@functools.cache
+def unknown_framework() -> str:
+    """What stands for a framework that is named and not known: the mean over those that are."""
+    return str(_contents()["unknown"])
+
+
 def implied_words() -> str:
     """What assuming it implies, in words."""
     return str(_contents()["implies"])
