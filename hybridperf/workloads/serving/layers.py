@@ -198,7 +198,8 @@ class ServedCalls:
         return _passes("experts", *self._experts(kind, tokens))
 
     def _experts(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
-        h, served = self.shape.hidden, self.served
+        hidden, narrow, served = self.shape.hidden, self.shape.expert_hidden, self.served
+        h = narrow or hidden
         ranks, everyone, spread = served.expert_ranks, tokens * served.attention_dp, self.spread
         # as TensorRT-LLM's DeepSeek does (should_enable_alltoall of its modeling_deepseekv3.py):
         # tokens go to their experts alone where these are on more ranks than a token has experts
@@ -217,7 +218,10 @@ class ServedCalls:
             sent_bytes = DTYPE_BYTES["fp4"] if served.of_experts() == "nvfp4" else _WIDE
             yield self._message("all_gather", everyone * h * sent_bytes, ranks)
             yield self._message("reduce_scatter", everyone * h * _WIDE, ranks)
-        yield from self.gemm(everyone if not spread else tokens, kind.experts, h, "bfloat16")
+        routed = everyone if not spread else tokens
+        yield from self.gemm(routed, kind.experts, hidden, "bfloat16")
+        if narrow:
+            yield from self.gemm(routed, h, hidden, self.served.quant)
         quant = served.of_experts()
         yield OpCall(
             Moe(
@@ -227,6 +231,8 @@ class ServedCalls:
             ),
             framework=served.framework, variant=served.moe_backend or ("spread" if spread else ""),
         )  # fmt: skip
+        if narrow:
+            yield from self.gemm(routed, hidden, h, self.served.quant)
 
     def _latents(self, tokens: float, down: float) -> Iterator[Call]:
         """What becomes of down-projections and of the queries that are made of them.

@@ -133,6 +133,8 @@ def _layer(
         )
         return _modulated(shape, found, mixer) if shape.diffusion else found
     whole += h * experts + (experts if shape.router_bias else 0)
+    if latent := shape.expert_hidden:
+        one, whole = one // h * latent, whole + 2 * h * latent
     shared = (inputs + 1) * h * shared_ffn
     return ParameterCounts(
         heads=attention.heads * times, kv=attention.kv * times, ffn=shared, whole=whole,
@@ -266,7 +268,9 @@ def _matrices(shape: ModelSizes, kind: LayerKind, batch: float, seq: int) -> flo
     """FLOPs of a layer's products with weights."""
     h, latent, tokens = shape.hidden, shape.latent, _tokens(shape, kind, seq)
     inputs = 2 if shape.gated else 1
-    mlp = (inputs + 1) * h * (kind.ffn * (kind.topk or 1) + kind.shared_ffn) + h * kind.experts
+    narrow = shape.expert_hidden if kind.experts else 0
+    mlp = (inputs + 1) * ((narrow or h) * kind.ffn * (kind.topk or 1) + h * kind.shared_ffn)
+    mlp += h * (kind.experts + 2 * narrow)
     if kind.mixer in ("mlp", "scan"):
         scan = shape.scan if kind.mixer == "scan" else None
         mixed = h * (scan.width + scan.inner) if scan else 0

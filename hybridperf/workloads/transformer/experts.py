@@ -41,7 +41,8 @@ def expert_products(
         routing: distribution of tokens over experts.
     """
     op = Moe(
-        kernels.dtype, float(tokens), float(shape.hidden), float(kind.ffn), float(kind.topk),
+        kernels.dtype, float(tokens), float(shape.expert_hidden or shape.hidden),
+        float(kind.ffn), float(kind.topk),
         float(kind.experts), gated=float(shape.gated), quant=kernels.quant, distribution=routing,
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ tokens are assumed, and the note says so.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from hybridperf.io import InputError, shipped_toml, unknown
@@ -230,6 +231,18 @@ def _experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def mixers_of(name: str, words: Iterable[str]) -> list[str]:
+    """What layers have before their MLPs, by words or letters of a config of a model.
+
+    Raises:
+        InputError: for a word of no layer that is modelled.
+    """
+    for word in words:
+        if word not in _MIXERS:
+            raise InputError(f"a {name} with {word!r} layers is not modelled; {_KNOWN_MIXERS} are")
+    return [_MIXERS[word] for word in words]
+
+
 def _mixers(
     name: str, config: dict[str, Any], fields: dict[str, Any], longest: int | None
 ) -> dict[str, Any]:
@@ -267,10 +280,7 @@ def _mixers(
         )
     if chunk:  # taken for a window
         words = ["sliding_attention" if one == "chunked_attention" else one for one in words]
-    for word in words:
-        if word not in _MIXERS:
-            raise InputError(f"a {name} with {word!r} layers is not modelled; {_KNOWN_MIXERS} are")
-    mixers = [_MIXERS[word] for word in words]
+    mixers = mixers_of(name, words)
     if not window:
         mixers = ["attention" if one == "window" else one for one in mixers]
     if not set(mixers) - {"attention"}:
@@ -320,7 +330,7 @@ def _experts_apart(name: str, config: dict[str, Any], words: list[str]) -> dict[
     shared *= config.get("n_shared_experts") or 1
     return {
         "family": "moe", "ffn": ffn, "experts": experts, "topk": topk, "shared_ffn": shared,
-        "router_bias": True,
+        "router_bias": True, "expert_hidden": config.get("moe_latent_size") or 0,
     }  # fmt: skip
 
 

@@ -159,6 +159,8 @@ class ModelSizes:
 
     experts: int = 0  # 0: one MLP for all tokens
     topk: int = 0  # experts of a token
+    # width that experts work on, between two products of all tokens' hidden states; 0: hidden
+    expert_hidden: int = 0
     # experts are cut into so many groups, of which a token's lie in `topk_groups`; 0: anywhere
     expert_groups: int = 0
     topk_groups: int = 0
@@ -242,6 +244,11 @@ class ModelSizes:
             raise InputError(
                 f"topk of {self.name} must be 1 to its {self.experts} experts, 0 where it has none,"
                 f" got {self.topk}"
+            )
+        if self.expert_hidden and not self.experts:
+            raise InputError(
+                f"expert_hidden of {self.name} is the width that experts work on, got"
+                f" {self.expert_hidden} in a model without experts"
             )
         groups = self.expert_groups
         if (groups and self.experts % groups) or not bool(groups) <= self.topk_groups <= groups:

@@ -114,16 +114,24 @@ class Trained:
         return states + scores + results + Passes((), (*states.forward, *scores.forward))
 
     def experts(self, kind: LayerKind, tokens: float) -> Passes:
-        """Router, tokens sorted by expert, the experts, and each token's results added up."""
+        """Router, tokens sorted by expert, the experts, and each token's results added up; experts
+        of another width than the layers' between two products.
+        """
         s, kernels = self.shape, self.kernels
+        width = s.expert_hidden or s.hidden
         into = self.config.kernels.linear(
             "router", tokens, s.hidden, kind.experts, bias=s.router_bias
         )
         into += experts.routed(kernels, tokens, kind)
-        into += kernels.moved("tokens in order", tokens * kind.topk, s.hidden)
-        into += experts.handled(kernels, tokens * kind.topk, s.hidden)
+        if s.expert_hidden:
+            into += kernels.linear("experts' width", tokens, s.hidden, width)
+        into += kernels.moved("tokens in order", tokens * kind.topk, width)
+        into += experts.handled(kernels, tokens * kind.topk, width)
         into += self.expert_products(kind, tokens)
-        return into + kernels.weighted("results added up", tokens, s.hidden, kind.topk)
+        into += kernels.weighted("results added up", tokens, width, kind.topk)
+        if s.expert_hidden:
+            into += kernels.linear("layer's width", tokens, width, s.hidden)
+        return into
 
     def expert_products(self, kind: LayerKind, tokens: float) -> Passes:
         """All that a layer does of whose experts are spread over ranks."""

@@ -189,6 +189,8 @@ def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
                 raise InputError(sentence) from error
     if "mixers" in fields:  # repeated to the last one
         pattern, layers = fields["mixers"], fields.get("layers", 0)
+        if isinstance(pattern, str):  # letters of a `hybrid_override_pattern`
+            pattern = huggingface.mixers_of(name, pattern)
         if not isinstance(pattern, list | tuple):
             raise InputError(f"{where}mixers of {name} must be a list of words, got {pattern!r}")
         check_whole(f"{where}layers of {name}", layers, 0)
