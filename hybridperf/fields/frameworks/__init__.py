@@ -8,6 +8,7 @@ one needs. Its name is the file's, as tables of training steps call it.
     release      the one that is assumed where none is said (year and month)
     releases     from which release on it is another framework
     in_FORMAT    what holds in one number format alone
+    swiglu_in_FORMAT  what it does with gated experts without biases in one number format
     effects      step effects whose medians are a `factor` of the usual ones in its steps, on some
                  architectures (`archs`) or on any, with their source (`model/step_effects.py`)
     own_effects  step effects that no other framework's steps have: median and width of what is

@@ -292,7 +292,9 @@ class TransformerConfig:
     def kernels(self) -> Kernels:
         """Pieces as this framework runs them."""
         dtype = canonical_dtype(self.dtype)
-        framework = frameworks.framework_called(self.framework, self.quant)
+        framework = frameworks.framework_called(
+            self.framework, self.quant, swiglu=self.shape.gated and not self.shape.biases
+        )
         gradient_bytes, micro_batches = self.reduced_bytes, self.layout.accumulation
         return Kernels(dtype, framework, self.dropout, gradient_bytes, micro_batches)
 

@@ -217,11 +217,14 @@ def framework_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*framework_habits(), *kernel_sets())))
 
 
-def framework_called(name: str, quant: str = "") -> Framework:
-    """A framework's kernels by its name, or by that of a set of kernels; in a number format."""
+def framework_called(name: str, quant: str = "", swiglu: bool = True) -> Framework:
+    """A framework's kernels by its name, or by that of a set of kernels; what it does with experts
+    in a number format, whether they are gated and without biases (`swiglu`) or not.
+    """
     check_word("framework", name, framework_names())
     habits = {**_contents()["default"], **framework_habits().get(name, {"kernels": name})}
-    habits |= habits.get(f"in_{quant}", {})
+    if swiglu:
+        habits |= habits.get(f"swiglu_in_{quant}", {})
     return dataclasses.replace(
         kernel_sets()[habits["kernels"]], products=habits["products"],
         experts=ExpertHabits(**habits["experts"]),
