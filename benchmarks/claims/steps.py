@@ -7,6 +7,7 @@ the same rows.
     layers       Chimera's profiles: `published_runs.py`
     published    famous runs, by regime: `published_runs.py`
     papers       tables of two papers: `published_runs.py`
+    strangers    sources of the second delivery: `stranger_steps.py`
 
 Nothing is fitted on a row that is judged. Rows that contradict themselves are listed, predicted and
 judged apart; rows that stalled by a rule that needs no model (`steps/cross_node.py`) are judged
@@ -20,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.claims import harness, published_runs, step_memory
+from benchmarks.claims import harness, published_runs, step_memory, stranger_steps
 from benchmarks.claims.harness import Columns, Found, ResultLine
 from benchmarks.claims.scores import Scores, mean_of
 from benchmarks.claims.step_splits import (
@@ -41,7 +42,7 @@ from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import ResolvedRows, resolve
 
 FILES = ("training_steps/vtrain_steps_dev.csv.gz", "training_steps/train_steps_dev.csv.gz")
-TASKS = ("splits", "sources", "published", "memory", "layers", "papers")
+TASKS = ("splits", "sources", "published", "memory", "layers", "papers", "strangers")
 QUICK_DRAWS, QUICK_FOLDS, QUICK_ROWS = 2, 1, 60
 OTHER_SOURCES_ROWS = 300  # more of other sources teach no more
 _PUBLISHED: dict[str, str] = harness.facts("steps.toml")["published"]
@@ -116,6 +117,8 @@ def run(data: Path, wanted: Sequence[str], quick: bool) -> Iterator[Found]:
         yield published_runs.judge_layers(read_table(data / published_runs.LAYERS))
     if "papers" in wanted:
         yield published_runs.judge_papers()
+    if "strangers" in wanted and stranger_steps.tables(data):
+        yield stranger_steps.judge(data, QUICK_ROWS if quick else None)
     yield Found(contradictions_text(measured))
 
 
