@@ -173,7 +173,7 @@ def step_ends(
     if in_step is not None:
         stalled_s = adapted.effects.stall_s * in_step.stalls
         stalls = beyond_by_stalls(in_step.stall_chance, stalled_s, middle_s, deviation)
-        longer = np.hypot(FOREIGN * in_step.foreign, stalls)
+        longer, deviation = stalls, float(np.hypot(deviation, FOREIGN * in_step.foreign))
         peaks = [peak for one in in_step.formats if (peak := _peak(device, one))]
         least_s = in_step.least_flops / max(peaks) if peaks else 0.0
     low_s, high_s = ends(middle_s, np.array([deviation]), longer, least_s)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.model.adapted_steps import Adaptation, Adapted
 from hybridperf.model.variance import FOREIGN
 from hybridperf.training.steps.batch import PriceCache
@@ -17,15 +18,6 @@ ROW = dict(
     grad_accum=8, precision="bf16", sharding="zero1", recompute="none", gpus_per_node=8,
     seq_parallel=True,
 )  # fmt: skip
-FRAMEWORKS = (
-    "megatron_core",
-    "torchtitan",
-    "nanotron",
-    "llm_foundry",
-    "megatron",
-    "megatron_deepspeed",
-    "eager_pytorch",
-)
 
 
 @pytest.fixture(scope="module")
@@ -40,47 +32,53 @@ def predicted(cache, *changes, **options):
     ).frame
 
 
-def test_the_interval_of_a_framework_that_is_not_known_takes_in_the_others(cache):
-    """Where one is named that nobody knows, megatron_core is priced and what may be longer is said;
-    where none is named, the interval is of the one that is assumed, as if it were named.
-    """
-    named, unnamed, unknown, known_source = predicted(
+def test_a_framework_that_is_not_known_is_the_mean_over_those_that_are(cache):
+    """Where none is named, the assumed one is priced as if it were named."""
+    named, unnamed, unknown, other, known_source = predicted(
         cache,
         {"framework": "megatron_core"},
         {},
         {"framework": "mine"},
+        {"framework": "other"},
         {"source": "mlperf_training"},
     ).to_dict("records")
-    for one in (unnamed, unknown):
-        assert one["predicted_s"] == pytest.approx(named["predicted_s"], rel=1e-12)
-        assert one["low_s"] == pytest.approx(named["low_s"], rel=1e-12)
-        assert "others may take 10 to 30 % longer" in one["note"]
-    assert unnamed["high_s"] == pytest.approx(named["high_s"], rel=1e-12)
-    own, wider = (np.log(row["high_s"] / row["predicted_s"]) for row in (named, unknown))
-    assert wider == pytest.approx(np.hypot(own, FOREIGN), rel=1e-9)
+    for end in ("predicted_s", "low_s", "high_s"):
+        assert unnamed[end] == pytest.approx(named[end], rel=1e-12)
+    assert "others may take 10 to 30 % longer" in unnamed["note"]
+    assert 1.1 < unknown["predicted_s"] / named["predicted_s"] < 1.3
+    assert unknown["predicted_s"] == pytest.approx(other["predicted_s"], rel=1e-12)
+    assert "framework mine is not known" in unknown["note"]
+    assert "priced as the mean over others" in unknown["note"]
+    own, wider = (np.log(row["high_s"] / row["predicted_s"]) for row in (other, unknown))
+    assert wider == pytest.approx(np.hypot(own, NINE_OF_TEN * FOREIGN), rel=1e-9)
     assert "longer" not in named["note"] + known_source["note"]
 
 
-def test_what_is_assumed_of_an_unknown_framework_is_the_spread_of_those_that_are_known(cache):
-    """Of several models: none is much quicker than the assumed one, nine in ten are slower by no
-    more than the width.
-    """
-    ratios = []
-    for model, tp, micro in (("llama2-7b", 2, 1), ("gpt3-13b", 4, 2), ("llama2-70b", 8, 1)):
-        changes = {"model": model, "tp": tp, "dp": 16 // tp, "micro_batch": micro}
-        found = predicted(cache, *(changes | {"framework": name} for name in FRAMEWORKS))[
-            "predicted_s"
-        ].to_numpy()
-        ratios += list(np.log(found[1:] / found[0]))
-    assert min(ratios) > -0.05
-    assert np.quantile(ratios, 0.9) == pytest.approx(FOREIGN, abs=0.1)
+def test_published_steps_of_frameworks_that_no_file_here_is_of(data_dir, cache):
+    """On GPUs, nothing fitted. The constant stands in for a guess of the quickest framework's."""
+    path = data_dir / "added/training_steps/published_tables.csv.gz"
+    if not path.is_file():
+        pytest.skip("the second delivery of measured steps is missing")
+    rows = pd.read_csv(path)
+    rows = rows[rows["framework"].isin(["internevo", "paxml", "maxtext"])]
+    rows = rows[~rows["gpu"].str.startswith("tpu")].reset_index(drop=True)
+    found = predict_steps(rows, cache=cache).frame
+    measured_s = rows["step_time_s"]
+    error = np.abs(found["predicted_s"] / measured_s - 1)
+    as_quickest = np.abs(
+        predict_steps(rows.assign(framework="megatron_core"), cache=cache).frame["predicted_s"]
+        / measured_s - 1
+    )  # fmt: skip
+    assert error.median() < 0.1 < as_quickest.median()
+    inside = measured_s.between(found["low_s"], found["high_s"])
+    assert inside.groupby(rows["framework"]).mean().min() > 0.8
 
 
 def test_rows_of_the_same_machine_say_how_fast_an_unknown_framework_is(cache):
-    fitted = Adaptation({"megatron_core on Hopper sm_90": Adapted.before()})
-    ways = {"framework": "megatron_core"}, {"framework": "mine"}
-    named, unknown = predicted(cache, *ways, knobs=fitted)["high_s"]
-    assert unknown == pytest.approx(named, rel=1e-12)
+    fitted = Adaptation({"other on Hopper sm_90": Adapted.before()})
+    row = predicted(cache, {"framework": "mine"}, knobs=fitted).iloc[0]
+    alone = predicted(cache, {"framework": "other"}, knobs=fitted).iloc[0]
+    assert row["high_s"] == pytest.approx(alone["high_s"], rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,16 @@ PUBLISHED = {  # model: (parameters of the published weights, its config)
         chunk_size=128, tie_word_embeddings=False, n_routed_experts=128, num_experts_per_tok=6,
         n_shared_experts=1, moe_intermediate_size=1856,
         moe_shared_expert_intermediate_size=3712)),
+    # experts between two products to and from a narrower state
+    "Nemotron-3-Super-120B-A12B": (120.6e9, config(
+        "nemotron_h", 4096, 32, 88, 2688, 131072, num_key_value_heads=2, head_dim=128,
+        hybrid_override_pattern=(
+            "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+        ),
+        mamba_num_heads=128, mamba_head_dim=64, ssm_state_size=128, n_groups=8, conv_kernel=4,
+        chunk_size=128, tie_word_embeddings=False, n_routed_experts=512, num_experts_per_tok=22,
+        n_shared_experts=1, moe_intermediate_size=2688, moe_latent_size=1024,
+        moe_shared_expert_intermediate_size=5376)),
     # of 81.3e9 with the layer that predicts further tokens
     "Qwen3-Next-80B-A3B": (79.7e9, config(
         "qwen3_next", 2048, 16, 48, 5120, 151936, num_key_value_heads=2, head_dim=256,
@@ -201,6 +211,8 @@ def test_parameters_of_a_config_are_those_published(tmp_path, model):
         ("gemma-3-4b", "gemma3-4b"),
         ("falcon-7b", "falcon-7b"),
         ("opt-1.3b", "opt-1.3b"),
+        ("Nemotron-3-Nano-30B-A3B", "nemotron-3-nano"),
+        ("Nemotron-3-Super-120B-A12B", "nemotron-3-super"),
     ],
 )
 def test_a_config_gives_the_shape_that_is_shipped(tmp_path, model, name):

@@ -208,7 +208,8 @@ class _Times:
             foreign = [whose != group and batch.rows[at].question.foreign for at in here]
             stalled_s = chanced_s(f, adapted.effects) if np.any(f.stall_chance) else 0.0
             stalls = beyond_by_stalls(f.stall_chance, stalled_s, np.exp(one.log_s), one.deviation)
-            found.longer[here] = np.hypot(FOREIGN * np.array(foreign), stalls)
+            found.deviation[here] = np.hypot(one.deviation, FOREIGN * np.array(foreign))
+            found.longer[here] = stalls
             found.remarks[here] = _remarks(known.note_of(group), adapted if whose else None, cells)
             steps = step_seconds(f, effects_of(adapted.theta), *one.logs)
             for name, values in found.parts.items():
