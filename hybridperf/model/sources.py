@@ -84,4 +84,6 @@ def said_by(source: Source, device: str) -> str:
         return f"the share of the peak that the authors of {source.what} publish"
     if source.code is Code.KNOBS:
         return "varied knobs"
+    if source.code is Code.BELIEF and source.assumed:
+        return source.assumed
     return how(source) or source.assumed

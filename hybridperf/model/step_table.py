@@ -37,6 +37,7 @@ from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, durations
 from hybridperf.model.priced_ops import PricedOps
 from hybridperf.model.stages.borrowed import slowed
+from hybridperf.model.stages.kernel import multiplied_more
 from hybridperf.ops import GROUPS, OpCall
 
 
@@ -92,7 +93,8 @@ def priced_rows(
     if messages:
         carried, priced, near = _carried(model, list(messages.values()))
     power_s = np.zeros(len(calls))
-    power_s[list(ops)] = _power_s(model, table)[: len(ops)]
+    busy = own.column(lambda batch, _: multiplied_more(batch), empty=1.0)
+    power_s[list(ops)] = (_power_s(model, table) * busy)[: len(ops)]
     parts = [(at, row - 1, often) for at, chain in chains.items() for row, often in chain.parts]
     left = [(at, one.message - 1, one.beside - 1) for at, one in exposed.items()]
     rows_as_arrays = StepTable(

@@ -198,7 +198,7 @@ def test_the_framework_and_its_release_are_assumed_as_if_named(cache):
     Blackwell takes for experts.
     """
     row = {"model": "mixtral-8x7b", "gpu": "b200_sxm", "n_gpus": 8, "tp": 1, "dp": 8, "ep": 8}
-    row |= {"micro_batch": 4, "global_batch": 64}
+    row |= {"micro_batch": 4, "global_batch": 64, "precision": "mxfp8"}
     ways = ({}, {"framework": "megatron_core"}, {"release": "26.04"}, {"release": "26.06"})
     rows = pd.DataFrame([row | way for way in ways])
     open_, named, dated, newer = predict_steps(rows, cache=cache).frame.to_dict("records")

@@ -303,7 +303,7 @@ def test_words_as_people_write_them(said, same):
 def test_a_framework_that_nobody_knows_is_said():
     (row,) = resolve(rows({"framework": "PyTorch Lightning"}))
     assert "framework pytorch_lightning is not known, only eager_pytorch, " in row.note
-    assert "framework megatron_core assumed" in row.note
+    assert "priced as the mean over others" in row.note
 
 
 @pytest.mark.parametrize(("missing", "value"), [("tp", 1), ("pp", 4)])

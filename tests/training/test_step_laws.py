@@ -406,8 +406,9 @@ def test_gpt_neox_is_known_by_its_name(cache):
 
 
 def test_blackwells_in_the_order_of_their_power(cache):
-    """A GB200 has more of it than the B200 whose calibration prices both, a GB300 more than that;
-    none is faster by more than its peak.
+    """A GB200 has more of it than the B200 whose calibration prices both, a GB300 more than that:
+    published dense steps take 1.19 to 1.28 times longer on a GB200 (Megatron-Bridge's tables); none
+    is faster by more than its watts.
     """
     row = {"model": "llama3-8b", "tp": 1, "pp": 1, "dp": 8, "micro_batch": 2, "global_batch": 128}
     said = {"framework": "megatron_core", "precision": "bf16"}
@@ -415,8 +416,8 @@ def test_blackwells_in_the_order_of_their_power(cache):
         seconds(cache, row | said | {"gpu": gpu})[0] for gpu in ("B200", "GB200", "GB300")
     )
     assert b200 > gb200 * 1.02
-    assert gb200 > gb300 * 1.005
-    assert b200 < gb300 * 2.5 / 2.25
+    assert 1.15 < gb200 / gb300 < 1.28
+    assert b200 < gb300 * 1400 / 1000
 
 
 def test_uneven_routing_takes_longer_for_products_and_messages(cache):

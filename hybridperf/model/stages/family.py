@@ -264,7 +264,7 @@ def _with_bias(slot: str) -> str:
 
 def _usual_kernel(arch: str, batch: Batch) -> dict[str, str]:
     """Words of the kernel that runs an op on an architecture (`kernels.toml`); empty: not told."""
-    table, op = _kernels().get(arch.split()[-1], {}), batch.op
+    table, op = kernel_tables().get(arch.split()[-1], {}), batch.op
     words = [op.group, batch.framework, getattr(op, "quant", "") or op.dtype, batch.variant]
     for most in range(len(words), 1, -1):
         if found := table.get(" ".join(filter(None, words[:most]))):
@@ -273,7 +273,8 @@ def _usual_kernel(arch: str, batch: Batch) -> dict[str, str]:
 
 
 @functools.cache
-def _kernels() -> Mapping[str, Any]:
+def kernel_tables() -> Mapping[str, Any]:
+    """Which of a library's kernels runs what, and what kernels take over others."""
     return shipped_toml("hybridperf.model", "kernels.toml")
 
 
@@ -327,7 +328,7 @@ def _apart(
             whole_s = _family_s(same, PRODUCTS, machine, xp)
             left_s = xp.minimum(left_s, _product_s(same, whole_s, machine, xp))
         library = "" if batch.variant else batch.framework  # experts' have kernels of their own
-        over = _kernels()["over_layers"].get(library, {}).get(device.arch.split()[-1], 1.0)
+        over = kernel_tables()["over_layers"].get(library, {}).get(device.arch.split()[-1], 1.0)
         return [Step("apart", xp.log(over * left_s) - log_s, source)]
     return []
 

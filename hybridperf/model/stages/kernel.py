@@ -2,23 +2,27 @@
 
 law          attention by what a kernel took that this project measured
 published    attention at the share of the peak that its authors publish, over the measured one
+variant      products of groups and of scans by kernels of their own
 operands     beside it, what products and convolutions take whose operands lie badly
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.io.namespace import Array
 from hybridperf.model.batch import Batch, stacked
 from hybridperf.model.sources import Code, Source
+from hybridperf.model.stages.family import kernel_tables
 from hybridperf.model.stages.step import Machine, Step
 from hybridperf.model.stages.who import goes_by_form, is_measured
 from hybridperf.ops import OpCall, PrefillAttention, attention_kernels, operand_order
+from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.ops.scores import ScoreGpu, library_of, library_s
 
 
@@ -44,6 +48,31 @@ def by_attention_kernel(batch: Batch, machine: Machine, log_s: Array, xp: Any) -
             source[~free] = published
         return [Step("law", xp.where(free, by_law, factor), source)]
     return [Step("published", factor * np.ones(len(batch)), published)] if factor else []
+
+
+def by_variant(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """Products by other kernels than the library's that is priced (`[variants]` of `kernels.toml`):
+    of groups, or within a scan.
+    """
+    del machine, log_s
+    known = kernel_tables()["variants"].get(batch.variant)
+    if known is None or batch.op.unit != "matrix":
+        return []
+    factor = np.log(_variant_factor(batch, known)) * xp.ones(len(batch))
+    source = Source(Code.BELIEF, batch.variant, assumed=known["source"])
+    return [Step("variant", factor, source, 0.0, known["width"] ** 2)]
+
+
+def multiplied_more(batch: Batch) -> float:
+    """How often tensor cores do the work of a product: tiles are padded for ragged groups."""
+    known = kernel_tables()["variants"].get(batch.variant, {})
+    return _variant_factor(batch, known) if known.get("padded") else 1.0
+
+
+def _variant_factor(batch: Batch, known: Mapping[str, Any]) -> float:
+    op: Any = batch.op
+    size = DTYPE_BYTES[scheme_dtype(op.dtype, getattr(op, "quant", ""))]
+    return float(known["wide" if size >= DTYPE_BYTES["fp16"] else "narrow"])
 
 
 def by_operands(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:

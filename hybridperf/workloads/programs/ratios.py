@@ -19,10 +19,6 @@ NORM_INPUT = 1.5  # input's gradient: reads input and gradient, writes a gradien
 # Gradients of scale and shift: input and gradient summed over tokens, read from a cache in part:
 # both together measured 1.3 to 1.95; 0.1 to 1.0.
 NORM_PARAMETERS = 0.45
-# Products within the chunks of a scan over batched ones by a library: Triton kernels that wait for
-# memory, each with decays and conversions around its dot products. From published steps of Nemotron
-# 3 Nano on five GPUs; 3 to 5 (Super and Ultra, left out, would have more).
-SCAN_PRODUCTS = 4.0
 # Two grouped products per grouped product of the experts, as for any product; 1.7 to 2.3.
 EXPERTS = 2.0
 # Transformer Engine's cast_transpose writes a tensor in both orders: 2 bytes read, twice 1 written,

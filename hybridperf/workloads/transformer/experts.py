@@ -14,9 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Gemm, Moe, OpCall, Softmax
-from hybridperf.ops.quantise import scheme_dtype
 from hybridperf.workloads.programs import ratios
 from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.kernels import Kernels
@@ -71,8 +69,7 @@ def handled(kernels: Kernels, rows: float, hidden: float) -> Passes:
     tiles, narrowed in both orders, put back. Two of five passes are the forward's: both ways fill
     a buffer and permute it, the backward pass makes two gradients from it.
     """
-    assert kernels.framework.experts is not None
-    passes = kernels.framework.experts.passes
+    passes = kernels.framework.expert_passes
     there, back = (
         kernels.loop(f"tokens to and from experts{way}", rows, hidden, moved=share * passes)
         for way, share in (("", 0.4), (" back", 0.6))
@@ -114,13 +111,11 @@ def _products(step: PassStep, kernels: Kernels, biased: bool) -> Steps:
     wide = inter * (2.0 if op.gated else 1.0)
     into = Gemm(op.dtype, rows, wide, float(op.hidden), quant=op.quant)
     out = Gemm(op.dtype, rows, float(op.hidden), inter, quant=op.quant)
-    habits, bits = kernels.framework.experts, DTYPE_BYTES[scheme_dtype(op.dtype, op.quant)]
-    assert habits is not None
-    times = step.call.times * active * (habits.padding if bits >= 2 else habits.narrow_padding)
+    times = step.call.times * active
 
     def product(what: str, of: Gemm) -> PassStep:
         library = kernels.framework.products
-        call = OpCall(of, times=times, framework=library, variant="experts")
+        call = OpCall(of, times=times, framework=library, variant=kernels.framework.expert_kernels)
         name = f"{step.name}, {what}"
         launches = (step.kernels - 1) // 2
         return dataclasses.replace(

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from hybridperf.fields.frameworks import last_release, over_likes, training_frameworks
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec, canonical_dtype
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
 
 # where a device has no products in the usual precision
 _OTHER_PRECISIONS = ("fp16", "fp32")
-
-
-class ExpertHabits(NamedTuple):
-    """What a framework's mixtures of experts do beside their products."""
-
-    padding: float  # seconds of products over those of even groups
-    narrow_padding: float  # the same where they multiply in 8 bits or fewer
-    passes: float  # over routed tokens, read or written, forward and back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +60,8 @@ class Framework:
     # a kernel for each op of a root mean square norm, in fp32
     composite_norms: bool = False
     products: str = ""  # library of its products (`model/kernels.toml`)
-    experts: ExpertHabits | None = None
+    expert_kernels: str = ""  # of its mixtures' products (`[variants]` there)
+    expert_passes: float = 0.0  # over routed tokens, read or written, forward and back
 
 
 @functools.cache
@@ -225,7 +218,5 @@ def framework_called(name: str, quant: str = "", swiglu: bool = True) -> Framewo
     habits = {**_contents()["default"], **framework_habits().get(name, {"kernels": name})}
     if swiglu:
         habits |= habits.get(f"swiglu_in_{quant}", {})
-    return dataclasses.replace(
-        kernel_sets()[habits["kernels"]], products=habits["products"],
-        experts=ExpertHabits(**habits["experts"]),
-    )  # fmt: skip
+    own = {name: habits[name] for name in ("products", "expert_kernels", "expert_passes")}
+    return dataclasses.replace(kernel_sets()[habits["kernels"]], **own)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hybridperf.io import InputError, shipped_toml, unknown
-from hybridperf.workloads.transformer.shape import Latent, TransformerShape
+from hybridperf.workloads.transformer.shape import Latent, Scan, TransformerShape
 
 SEQ = 4096  # tokens of a sequence, where a model may have as many
 _PADDING_ROWS = 2  # of a table of positions: beside those that OPT's config counts, among RoBERTa's
@@ -122,6 +122,8 @@ def config_of(shape: TransformerShape) -> dict[str, Any]:
             fields = fields_of(config)
             if isinstance(fields.get("latent"), dict):
                 fields["latent"] = Latent(**fields["latent"])
+            if isinstance(fields.get("scan"), dict):
+                fields["scan"] = Scan(**fields["scan"])
             fields["mixers"] = tuple(fields.get("mixers", ()))
             if TransformerShape(name=shape.name, **fields).same_model(shape):
                 return config
@@ -152,6 +154,22 @@ def _config_as(name: str, shape: TransformerShape) -> dict[str, Any]:
         words = {"attention": "full_attention", "window": "sliding_attention"}
         config |= {"sliding_window": shape.window, "use_sliding_window": True}
         config["layer_types"] = [words.get(one, one) for one in shape.mixers]
+    if shape.dense_layers and "interleave_moe_layer_step" in _architecture(name)["defaults"]:
+        with_experts = shape.layers - shape.dense_layers
+        config["interleave_moe_layer_step"] = shape.layers // max(with_experts, 1)
+    if shape.scan is not None:
+        mlp = "E" if shape.experts else "-"
+        letters = {"scan": "M", "attention": "*", "mlp": mlp}
+        config["hybrid_override_pattern"] = "".join(letters.get(one, "?") for one in shape.mixers)
+        config |= {keys[0]: getattr(shape.scan, field) for field, keys in _SCAN.items()}
+        config["chunk_size"] = shape.scan.chunk
+    if shape.experts and shape.scan is not None:
+        config |= {
+            "moe_intermediate_size": shape.ffn, "n_routed_experts": shape.experts,
+            "num_experts_per_tok": shape.topk, "n_shared_experts": int(shape.shared_ffn > 0),
+            "moe_shared_expert_intermediate_size": shape.shared_ffn,
+            "moe_latent_size": shape.expert_hidden or None,
+        }  # fmt: skip
     if latent := shape.latent:
         config |= {
             "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.kv_rank,

@@ -356,7 +356,7 @@ class Kernels:
 
         def one(what: str, m: float, n: float, k: float) -> PassStep:
             op = ops.BatchedGemm(self.dtype, float(batch), m, n, k)
-            call = ops.OpCall(op, times=ratios.SCAN_PRODUCTS, framework=self.framework.products)
+            call = ops.OpCall(op, framework=self.framework.products, variant="chunk_scan")
             return PassStep(call, "attention", what, tensor=("batch",), tokens="batch")
 
         gradients = one(f"{name}, left gradient", m, k, n), one(f"{name}, right gradient", k, n, m)
