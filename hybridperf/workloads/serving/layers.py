@@ -198,8 +198,8 @@ class ServedCalls:
         return _passes("experts", *self._experts(kind, tokens))
 
     def _experts(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
-        hidden, narrow, served = self.shape.hidden, self.shape.expert_hidden, self.served
-        h = narrow or hidden
+        hidden, served = self.shape.hidden, self.served
+        h = self.shape.expert_hidden or hidden
         ranks, everyone, spread = served.expert_ranks, tokens * served.attention_dp, self.spread
         # as TensorRT-LLM's DeepSeek does (should_enable_alltoall of its modeling_deepseekv3.py):
         # tokens go to their experts alone where these are on more ranks than a token has experts
@@ -220,7 +220,7 @@ class ServedCalls:
             yield self._message("reduce_scatter", everyone * h * _WIDE, ranks)
         routed = everyone if not spread else tokens
         yield from self.gemm(routed, kind.experts, hidden, "bfloat16")
-        if narrow:
+        if h != hidden:
             yield from self.gemm(routed, h, hidden, self.served.quant)
         quant = served.of_experts()
         yield OpCall(
@@ -231,7 +231,7 @@ class ServedCalls:
             ),
             framework=served.framework, variant=served.moe_backend or ("spread" if spread else ""),
         )  # fmt: skip
-        if narrow:
+        if h != hidden:
             yield from self.gemm(routed, hidden, h, self.served.quant)
 
     def _latents(self, tokens: float, down: float) -> Iterator[Call]:
