@@ -60,7 +60,7 @@ def test_published_steps_of_frameworks_that_no_file_here_is_of(data_dir, cache):
     if not path.is_file():
         pytest.skip("the second delivery of measured steps is missing")
     rows = pd.read_csv(path)
-    rows = rows[rows["framework"].isin(["internevo", "paxml", "maxtext"])]
+    rows = rows[rows["framework"].isin(["paxml", "maxtext"])]
     rows = rows[~rows["gpu"].str.startswith("tpu")].reset_index(drop=True)
     found = predict_steps(rows, cache=cache).frame
     measured_s = rows["step_time_s"]
