@@ -39,7 +39,7 @@ def test_a_framework_that_is_not_known_is_the_mean_over_those_that_are(cache):
         {"framework": "megatron_core"},
         {},
         {"framework": "mine"},
-        {"framework": "other"},
+        {"framework": "unlisted"},
         {"source": "mlperf_training"},
     ).to_dict("records")
     for end in ("predicted_s", "low_s", "high_s"):
@@ -75,9 +75,9 @@ def test_published_steps_of_frameworks_that_no_file_here_is_of(data_dir, cache):
 
 
 def test_rows_of_the_same_machine_say_how_fast_an_unknown_framework_is(cache):
-    fitted = Adaptation({"other on Hopper sm_90": Adapted.before()})
+    fitted = Adaptation({"unlisted on Hopper sm_90": Adapted.before()})
     row = predicted(cache, {"framework": "mine"}, knobs=fitted).iloc[0]
-    alone = predicted(cache, {"framework": "other"}, knobs=fitted).iloc[0]
+    alone = predicted(cache, {"framework": "unlisted"}, knobs=fitted).iloc[0]
     assert row["high_s"] == pytest.approx(alone["high_s"], rel=1e-12)
 
 
