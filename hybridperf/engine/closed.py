@@ -3,7 +3,7 @@
 
     GPU of a block   products + attention + memory-bound ops + kernels x (exposed seconds)
                      + collectives that nothing hides; or gathers of sharded weights, if they take
-                     longer: forward and backward apart
+                     longer: forward and backward apart; sums of shards over copies hide behind all
     host of a block  kernels x (launch cost, forward and backward apart)
                      + collectives x (cost of issuing one)
     equal blocks     the larger of GPU, behind a first launch, and host; the host runs ahead among
@@ -30,6 +30,7 @@ Axes: N rows, P = 2 passes. Columns are NumPy's or JAX's (`io/namespace.py`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -113,6 +114,8 @@ class _Step(NamedTuple):
         updating_s = xp.maximum(update_s + k.launch_s, k.launch_s * f.optimizer_kernels)
         once_s = _exposed_s(xp, f, k, blocks) + ends_s
         once_s = once_s + _gathered_s(xp, f, k, blocks) - slowest.hidden_s
+        if _some(of_blocks.layer.summed_s):
+            once_s = once_s + _summed_s(xp, f, unique, stages, slowest)
         step_s = f.micro_batches * slowest.stage_s + bubble_s + once_s + updating_s + k.fixed_s
         return _Step(
             xp, f, blocks, sends, stages, slowest, bubble_s, update_s, once_s, step_s, layer_s
@@ -271,6 +274,7 @@ class _Work(NamedTuple):
     busy_s: Array  # without gathers
     gather_s: Array  # of sharded weights, alongside
     scatter_s: Array  # of their gradients
+    summed_s: Array  # of shards of these over their copies
     work_s: Array  # of the GPU alone, without communication
     exchange_s: Array  # messages that hold the rank up
 
@@ -406,6 +410,37 @@ def _ends_s(xp: Any, blocks: _Blocks) -> Array:
     return at_first_s + at_last_s - before_s - behind_s
 
 
+def _summed_s(
+    xp: Any, f: StepFeatures, blocks: _Blocks, stages: Stages, slowest: Pace
+) -> Array:  # fmt: skip
+    """Seconds from the last scatter to the last sum of shards over their copies [N].
+
+    Sums queue in a stream of their own, each behind the scatter of its shard, and the update alone
+    awaits them: those of the last block; of it and one layer; of the last run of layers, with the
+    head of a stage that is alone; of all backward passes.
+    """
+    end, layer, head = (one.backward for one in blocks[:3])
+    ends_s = xp.maximum(end.busy_s, layer.scatter_s) + end.scatter_s  # of what follows all layers
+    of_end_s, of_layer_s, of_head_s, ends_s, scatter_s, head_scatter_s, layer_s = (
+        f.by_row(one)
+        for one in (
+            end.summed_s, layer.summed_s, head.summed_s, ends_s, layer.scatter_s, head.scatter_s,
+            layer.alone_s,
+        )
+    )  # fmt: skip
+    alone, held = f.stages == 1, _in_turn(xp, f)[1]
+    since_s = ends_s + held * layer_s - xp.where(alone, head_scatter_s, layer_s + scatter_s)
+    of_run_s = of_end_s + held * of_layer_s + alone * of_head_s
+    of_pass_s = of_run_s + (f.layers_first - held) * of_layer_s
+    pass_s = xp.where(f.forwards_first > 0, stages.first.backward, slowest.stage_s)
+    ends = (
+        of_end_s + of_layer_s - (ends_s - scatter_s),
+        of_run_s - since_s,
+        f.micro_batches * of_pass_s - (f.micro_batches - 1) * pass_s - since_s,
+    )
+    return functools.reduce(xp.maximum, ends, of_end_s)
+
+
 def _block(
     xp: Any, f: StepFeatures, block: BlockPrices, k: StepEffects, on_gpu: Array, on_host: Array,
     input_s: Array = 0.0, waits: bool = False,
@@ -419,9 +454,10 @@ def _block(
         comm_s = _comm_s(xp, f, part, k) * on_gpu
         gathers_s = ROLES["gather"].seconds(k, part.gather_s, 1.0)
         scatters_s = ROLES["gather"].seconds(k, part.scatter_s, 1.0)
-        alongside = [f.gathers_hidden * one for one in (gathers_s, scatters_s)]
-        rank_s = busy_s + comm_s + (1 - f.gathers_hidden) * (gathers_s + scatters_s)
-        held_s = xp.maximum(rank_s, sum(alongside))
+        sums_s = ROLES["gather"].seconds(k, part.summed_s, 1.0)
+        sharded_s = gathers_s + scatters_s
+        rank_s = busy_s + comm_s + (1 - f.gathers_hidden) * (sharded_s + sums_s)
+        held_s = xp.maximum(rank_s, f.gathers_hidden * sharded_s)
         kernels = part.kernels * (k.backward_launch if backward else 1.0)
         calls = part.tp_calls + part.exchange_calls + part.gather_calls
         host_s = k.launch_s * kernels + k.collective_launch_s * calls
@@ -429,10 +465,14 @@ def _block(
             host_s = host_s + _waits_s(xp, f, part, k)
         host_s = (host_s + (0.0 if backward else input_s)) * on_host
         exchange_s = ROLES["exchange"].seconds(k, part.exchange_s, 1.0) * on_gpu
-        gathered_s, scattered_s = alongside
         alone_s = xp.maximum(held_s, host_s)
+        gathers_s, scatters_s, sums_s = (
+            f.gathers_hidden * one for one in (gathers_s, scatters_s, sums_s)
+        )
         works.append(
-            _Work(held_s, host_s, alone_s, rank_s, gathered_s, scattered_s, busy_s, exchange_s)
+            _Work(
+                held_s, host_s, alone_s, rank_s, gathers_s, scatters_s, sums_s, busy_s, exchange_s
+            )
         )
         work_s = work_s + busy_s
     return _Block(works[0], works[1], work_s)

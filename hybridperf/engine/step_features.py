@@ -39,6 +39,7 @@ class BlockPrices:
     exchange_calls: Array
     gather_s: Array  # sharded weights gathered, alongside the computation
     scatter_s: Array  # their gradients scattered
+    summed_s: Array  # shards of gradients summed over copies, alongside both
     gather_inside_s: Array  # their part inside a node, which takes memory and SMs from computing
     gather_calls: Array
 

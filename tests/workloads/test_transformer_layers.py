@@ -11,6 +11,8 @@ from hybridperf.io import InputError
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import BatchedGemm, Gemm, OpCall, Quantise, columns
 from hybridperf.workloads.programs import ratios
+from hybridperf.workloads.serving.deployment import Deployment
+from hybridperf.workloads.serving.layers import ServedCalls
 from hybridperf.workloads.transformer import (
     Layout,
     TransformerShape,
@@ -430,10 +432,8 @@ def test_hybrid_shards_stay_inside_a_node():
     passes = layer_passes(config(dp=32, zero=3, shard_ranks=8))
     size = 2.0 * GPT.layer_parameters
     assert calls(passes.forward, "zero") == [CollectiveCall("all_gather", size, 8, 1)]
-    assert calls(passes.backward, "zero")[1:] == [
-        CollectiveCall("reduce_scatter", size, 8, 1),
-        CollectiveCall("all_reduce", size / 8, 4, 4),
-    ]
+    assert calls(passes.backward, "zero")[1:] == [CollectiveCall("reduce_scatter", size, 8, 1)]
+    assert calls(passes.backward, "replica") == [CollectiveCall("all_reduce", size / 8, 4, 4)]
 
 
 def test_experts_are_summed_over_the_ranks_that_hold_the_same():
@@ -587,13 +587,23 @@ def test_layouts_that_differ_elsewhere_share_their_passes():
 
 
 def test_ranks_that_share_a_head_of_keys_and_values_hold_all_of_it():
+    """So does its projection, in steps that train as in engines that serve; where a model has no
+    more heads of queries than of keys, both are divided.
+    """
     llama = load_shape("llama3-8b")
-    attention = [
-        step.op
-        for step in layer_passes(config(llama, settings={}, tp=16)).forward
-        if step.name == "attention"
-    ]
-    assert (attention[0].heads, attention[0].kv_heads) == (2.0, 1.0)
+
+    def ops(c: TransformerConfig) -> dict:
+        return {step.name: step.op for step in layer_passes(c).forward if step.is_op}
+
+    steps = ops(config(llama, settings={}, tp=16))
+    attention, projection = steps["attention"], steps["qkv"]
+    assert (attention.heads, attention.kv_heads) == (2.0, 1.0)
+    assert projection.n == (2 + 1 + 1) * 128
+    assert steps["keys turned"].cols == 128
+    served = ServedCalls(Deployment(llama, tp=16), 8, "trtllm").products(16.0)
+    products = [one.call.op for one in served if isinstance(one.call, OpCall)]
+    assert next(op for op in products if isinstance(op, Gemm)).n == projection.n
+    assert ops(config(tp=32))["qkv"].n == 3 * H / 32
 
 
 @pytest.mark.parametrize("framework", ["megatron", "eager", "compiled"])

@@ -357,6 +357,22 @@ def test_sharded_weights_are_gathered_a_layer_ahead():
     )
 
 
+def test_sums_over_copies_run_beside_gathers_of_shards_inside_nodes():
+    """As long as all gathers and the last two sums, whose scatters queue behind the last gather;
+    one after the other where both cross the network.
+    """
+    settings, slow = {"attention": "fused"}, {"all_gather": 1.0, "all_reduce": 1.0}
+    inside, across = (
+        transformer(config(BARE, settings=settings, dp=dp, zero=3, shard_ranks=dp // 2))
+        for dp in (16, 32)
+    )
+    blocks = BARE.layers + 2
+    assert step_s(inside, collectives=slow) == pytest.approx(2 * blocks + 2, abs=0.01)
+    assert step_s(across, collectives=slow) == pytest.approx(3 * blocks, abs=0.01)
+    sums = {"all_reduce": 1.0}
+    assert step_s(inside, collectives=sums) == pytest.approx(blocks, abs=0.01)
+
+
 def test_a_gather_waits_until_the_layer_before_the_one_that_runs_is_gone():
     """Two layers' weights at a time: memory says so."""
     workload = transformer(config(BARE, settings={"attention": "fused"}, dp=4, zero=3))

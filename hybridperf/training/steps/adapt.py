@@ -246,7 +246,8 @@ def slopes(
 # Columns of rows or blocks without which an effect changes no second; others always count
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     "experts": ("experts_s",), "tp": ("tp_s",), "tp_arrival_s": ("tp_calls",),
-    "exchange": ("exchange_s", "ring_s"), "gather": ("gather_s", "scatter_s", "gather_inside_s"),
+    "exchange": ("exchange_s", "ring_s"),
+    "gather": ("gather_s", "scatter_s", "summed_s", "gather_inside_s"),
     "gather_shown": ("gather_inside_s",), "p2p": ("sends_s",), "stall_s": ("stalls",),
     "crossing_tp_s": ("crossing",), "layer_gather_s": ("gathered_layers",),
 }  # fmt: skip

@@ -65,7 +65,7 @@ _REPEATED: tuple[Recompute, ...] = ("selective", "full")
 _SUMS = (2 + len(_REPEATED), len(_FIELDS))  # S; F
 _BLOCKS = 3  # layer, embedding, head
 _KERNEL_FIELDS = operator.attrgetter(*fields_entering())
-_COUNTED = {"scatter": "gather_calls", "ring": "exchange_calls"}
+_COUNTED = {"scatter": "gather_calls", "summed": "gather_calls", "ring": "exchange_calls"}
 _PLACED = ("tp", "cp", "ep")  # groups on whose nodes collectives of a cell depend
 
 
@@ -203,7 +203,7 @@ def _collectives(step: PassStep) -> Iterator[tuple[str, CollectiveCall]]:
     field = "ring" if step.beside is not None else field
     sharded = field == "gather"
     if sharded and call.collective != "all_gather":
-        field = "scatter"
+        field = "summed" if step.part == "replica" else "scatter"
     yield field, call
     inside = inside_a_node(call) if sharded else None
     if inside is not None:

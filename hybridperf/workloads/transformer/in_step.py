@@ -14,10 +14,12 @@ from hybridperf.ops import FUSED, BatchedGemm, Gemm, OpCall, PrefillAttention
 from hybridperf.ops.operand_order import row_kernel
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.framework import does
-from hybridperf.workloads.transformer.passes import PassStep
+from hybridperf.workloads.transformer.passes import SHARDED, PassStep
 
-_ROLES = {"cp": "exchange", "ep": "exchange", "zero": "gather", "dp": "reduction", "pp": "p2p"}
-
+_ROLES = {
+    "cp": "exchange", "ep": "exchange", "zero": "gather", "replica": "gather", "dp": "reduction",
+    "pp": "p2p",
+}  # fmt: skip
 
 # effects on messages, by the group that exchanges them
 GROUP_EFFECTS: Mapping[str, tuple[str, ...]] = {
@@ -78,7 +80,7 @@ def place_of(step: PassStep, framework: str = "", block: str = "") -> StepPlace:
     count = float(step.kernels)
     if not step.is_op:
         count = float(step.collective.nodes) if role in ("tp_across", "tp_waiting") else 1.0
-    return StepPlace(role, count, "" if step.part in ("zero", "dp") else block)
+    return StepPlace(role, count, "" if step.part in (*SHARDED, "dp") else block)
 
 
 def inside_a_node(call: CollectiveCall) -> CollectiveCall | None:

@@ -117,7 +117,7 @@ def _heads(mode: Mode, tokens: float) -> Passes:
         into += kernels.split("qkv", tokens, width)
     if s.qk_norm:
         into += kernels.head_norm("query norm", tokens, s.heads, s.dim)
-        into += kernels.head_norm("key norm", tokens, s.key_heads, s.dim)
+        into += kernels.head_norm("key norm", tokens, mode.key_copies * s.key_heads, s.dim)
     return into + mode.rotated(tokens)
 
 

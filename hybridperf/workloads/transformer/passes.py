@@ -20,8 +20,10 @@ from hybridperf.ops import OpCall
 
 _Value = TypeVar("_Value")
 Part = Literal[
-    "gemm", "experts", "attention", "memory", "optimizer", "tp", "cp", "ep", "dp", "pp", "zero"
-]
+    "gemm", "experts", "attention", "memory", "optimizer", "tp", "cp", "ep", "dp", "pp", "zero",
+    "replica"
+]  # fmt: skip
+SHARDED = ("zero", "replica")  # messages of sharded weights, which overlap a rank's passes
 PRODUCTS = ("gemm", "experts")  # with weights
 Recompute = Literal["none", "selective", "full"]
 Checkpoints = Literal["blocks", "ops"]

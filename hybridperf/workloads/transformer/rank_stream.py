@@ -2,7 +2,8 @@
 
 A rank computes on one stream and exchanges what its layers wait for (tensor, context, expert
 parallelism) on another, in turns: its rank stream. Reductions of gradients and gathers of sharded
-weights run next to it (`comm`), as does one stream per direction of what is sent to other stages.
+weights run next to it (`comm`), and so do sums of shards over their copies (`replicas`) and what is
+sent to other stages, a stream per direction.
 
 A run of steps is either a node per kernel, or composed where the graph would be large: one node for
 all its ops and one for all its exchanges (`CallChain`): the same seconds, since it has no gaps.
@@ -29,9 +30,9 @@ from hybridperf.workloads.transformer.in_step import (
     place_of,
     priced_call,
 )
-from hybridperf.workloads.transformer.passes import PassStep, Steps, flops
+from hybridperf.workloads.transformer.passes import SHARDED, PassStep, Steps, flops
 
-EXCHANGE, COMM = "exchange", "comm"
+EXCHANGE, COMM, REPLICAS = "exchange", "comm", "replicas"
 BELIEVED = "believed"  # a host that launches as the model's step effects say
 _Row = tuple[Call, StepPlace]
 
@@ -59,8 +60,8 @@ class RepeatedSteps:
     @functools.cached_property
     def without_shards(self) -> RepeatedSteps:
         """Once, without the gathers and scatters that overlap it."""
-        own = tuple(step for step in self.steps if step.part != "zero")
-        inside = ((one, inside_a_node(one.collective)) for one in self.steps if one.part == "zero")
+        own = tuple(step for step in self.steps if step.part not in SHARDED)
+        inside = ((one, inside_a_node(one.collective)) for one in self.steps if one.part in SHARDED)
         shown = tuple(dataclasses.replace(one, call=part) for one, part in inside if part)
         return dataclasses.replace(self._but(own), count=1, shown=shown)
 
@@ -241,7 +242,7 @@ class RankStreams:
             seconds = round(launch_s(self.host, step, run.backward), 12)
             return self._row(GivenSeconds(seconds), StepPlace(block=block)) if seconds else 0
         if not step.is_op:
-            block = "" if step.part in ("zero", "dp") else block
+            block = "" if step.part in (*SHARDED, "dp") else block
             return self._row(GivenSeconds(0.0), StepPlace("collective_launch", 1.0, block))
         if run.backward:  # so many times two effects' product
             role = StepPlace("backward_launch", 1.0, block)

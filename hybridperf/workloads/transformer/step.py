@@ -36,11 +36,12 @@ from hybridperf.workloads.transformer import parts, update, waits
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.fields import check_number
 from hybridperf.workloads.transformer.in_step import probes
-from hybridperf.workloads.transformer.passes import Passes, PassStep, Steps
+from hybridperf.workloads.transformer.passes import SHARDED, Passes, PassStep, Steps
 from hybridperf.workloads.transformer.rank_stream import (
     BELIEVED,
     COMM,
     EXCHANGE,
+    REPLICAS,
     RankStreams,
     RepeatedSteps,
 )
@@ -322,8 +323,8 @@ class _Build:
             self.streams.wait(rank, gathers[at])
             node = self.streams.run(rank, (run.without_shards,), str(task))
             self.last_layers[rank] = (*self.last_layers.get(rank, ())[-1:], node)
-            zero = [step for step in run.steps if step.part == "zero"]
-            self.unsent[rank] = ([step for step in zero if not _is_gather(step)], node)
+            sent = [one for one in run.steps if one.part in SHARDED and not _is_gather(one)]
+            self.unsent[rank] = (sent, node)
         return node
 
     def gather(self, rank: int, steps: Steps, during: bool = False) -> list[int]:
@@ -345,8 +346,10 @@ class _Build:
 
     def reduce(self, rank: int, steps: Iterable[PassStep], after: Sequence[int]) -> None:
         """Gradients on their way to their sum, while the rank goes on."""
-        nodes = (self.streams.overlapped(rank, step, COMM, after) for step in steps)
-        self.reductions[rank] += nodes
+        for step in steps:
+            stream = REPLICAS if step.part == "replica" else COMM
+            after = [self.streams.overlapped(rank, step, stream, after)]
+            self.reductions[rank] += after
 
     def send_on(self, rank: int, task: Task, to: Task, node: int, arrived: dict[Task, int]) -> None:
         """A task's result on its way to the stage that needs it."""

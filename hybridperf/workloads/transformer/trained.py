@@ -16,10 +16,12 @@ from hybridperf.workloads.transformer.passes import Passes
 class Trained:
     """The layers of a config, a `Mode` of the list."""
 
-    key_copies = 1.0
-
     def __init__(self, config: TransformerConfig):
         self.config, self.shape = config, config.shape
+        # ranks of tensor parallelism beyond the heads of keys and values hold one each, as those of
+        # QKVParallelLinear in vLLM do; Megatron-Core's TransformerConfig wants as many or more
+        sharing = min(config.layout.tp, self.shape.heads)
+        self.key_copies = max(sharing / self.shape.key_heads, 1.0)
         self.kernels = self.mlp_kernels = config.layer_kernels
         self.packed_qkv = does(config.framework, "packed_qkv")
 
@@ -33,7 +35,7 @@ class Trained:
         if self.shape.positions != "rotary":
             return Passes()
         into = self.kernels.rope("queries", tokens, self.shape.query_width)
-        return into + self.kernels.rope("keys", tokens, self.shape.key_width)
+        return into + self.kernels.rope("keys", tokens, self.key_copies * self.shape.key_width)
 
     def latents(self, tokens: float) -> Passes:
         """Down to small vectors on every rank, and up to the heads."""
@@ -72,14 +74,16 @@ class Trained:
         if self.config.attention == "fused":
             window = float(s.window) if kind.mixer == "window" and s.window < length else 0.0
             packs = does(self.config.framework, "packs_attention")
-            width = s.query_width * (1 + s.gated_attention) + s.key_width + s.value_width
+            keys = self.key_copies * (s.key_width + s.value_width)
+            width = s.query_width * (1 + s.gated_attention) + keys
             for what in ("in another order", "joined") if packs else ():
                 into += kernels.copy(f"queries, keys and values {what}", tokens, width)
             sizes = (samples, attended, s.heads, s.dim, s.key_heads)
             into += kernels.fused_attention(*sizes, causal, window=window)
             return into + kernels.copy("context", tokens, s.context_width) if packs else into
         if s.key_heads != s.heads:
-            into += kernels.repeated("keys and values", tokens, s.heads, s.key_heads, 2 * s.dim)
+            heads = self.key_copies * s.key_heads
+            into += kernels.repeated("keys and values", tokens, s.heads, heads, 2 * s.dim)
         into += kernels.unfused_attention(samples, attended, attended, s.heads, s.dim)
         return into + kernels.copy("context", tokens, s.context_width)
 

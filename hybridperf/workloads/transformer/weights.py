@@ -11,7 +11,9 @@ Rajbhandari et al. 2020; FSDP, HSDP), the collectives around a part's passes.
              Llama 3 was trained (arXiv 2407.21783, section 3.3.2)
 
 All else for every micro-batch. HSDP shards over some of the data ranks; the rest hold copies,
-whose shards of gradients are all-reduced. Experts that lie apart are sharded over all ranks that
+whose shards of gradients are all-reduced: in a stream of their own, beside what is gathered and
+scattered (`all_reduce_stream` of torch/distributed/fsdp, its first and its second version), unless
+shards cross the same network. Experts that lie apart are sharded over all ranks that
 hold the same ones, so no copies of their shards are left.
 """
 
@@ -137,8 +139,9 @@ def _scattered(weights: Weights, config: TransformerConfig) -> Steps:
             steps.append(group.step("reduce_scatter", size, "zero", "gradients scattered"))
         if count and replicas.ranks > 1:
             shard_bytes = size / group.ranks
-            summed = replicas.step("all_reduce", shard_bytes, "zero", "shards of gradients summed")
-            steps.append(summed)
+            beside: Part = "replica" if group.nodes == 1 else "zero"
+            label = "shards of gradients summed"
+            steps.append(replicas.step("all_reduce", shard_bytes, beside, label))
     return tuple(steps)
 
 
