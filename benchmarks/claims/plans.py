@@ -24,6 +24,7 @@ import pandas as pd
 
 from benchmarks.claims import harness
 from benchmarks.claims.harness import Found, ResultLine
+from benchmarks.claims.published_rows import with_told
 from hybridperf.engine.closed import step_seconds
 from hybridperf.io import InputError, read_table
 from hybridperf.model import adapted_steps
@@ -92,7 +93,7 @@ def run(data: Path | None, wanted: Sequence[str], quick: bool) -> Iterator[Found
                 f"expected --data FOLDER with {FILE}, got {data}; `--tasks graph` needs no measured"
                 " data"
             )
-        judged = judge(read_table(data / FILE), fits=FITS[1:2] if quick else FITS)
+        judged = judge(with_told(read_table(data / FILE)), fits=FITS[1:2] if quick else FITS)
         frame = pd.DataFrame({one.way: one.slower for one in judged})
         cases = frame.rename_axis("case").reset_index()
         tables = {"choice_cases": cases, "choice": choice_table(judged)}

@@ -23,6 +23,7 @@ import pandas as pd
 
 from benchmarks.claims import harness, published_runs, step_memory, stranger_steps
 from benchmarks.claims.harness import Columns, Found, ResultLine
+from benchmarks.claims.published_rows import with_told
 from benchmarks.claims.scores import Scores, mean_of
 from benchmarks.claims.step_splits import (
     DRAWS,
@@ -130,7 +131,7 @@ def read(data: Path) -> MeasuredSteps:
             f"expected {' or '.join(FILES)} under {data}, found neither; give the folder that holds"
             " them"
         )
-    whole = pd.concat([read_table(path) for path in there], ignore_index=True)
+    whole = with_told(pd.concat([read_table(path) for path in there], ignore_index=True))
     resolved = resolve(whole)
     ran = pd.to_numeric(whole["step_time_s"], errors="coerce").gt(0) & endings(whole).eq("ok")
     good = np.array([row.config is not None for row in resolved])

@@ -2,8 +2,7 @@
 
 Everything lies in `machines.toml`; here it is only looked up. A row says its accelerator in `gpu`,
 as a driver, a datasheet, a cluster or a submission calls it ("XE9680x8H100-SXM-80GB", "h100_80gb",
-"System: DGX-GB200"), and its network in `network`. What published tables say in prose,
-`published_rows.py` reads.
+"System: DGX-GB200"), and its network in `network`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import difflib
 import functools
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from hybridperf.hardware import (
 from hybridperf.io import InputError, shipped_toml
 
 _LIKE, _NAMED = 0.5, 4  # how like a name is to be offered, of difflib's ratio, and how many are
+_BEFORE = re.compile(r"(^|[dh]gx|\dx|x\d+)$")  # an accelerator in a word: "dgxh100", "r750xax4a100"
 _PER_NODE = re.compile(r"x(\d+)[a-z]\d")  # "XE8640x4H100": four H100 in a node
 _GIGABYTES = re.compile(r"(?<![0-9])(\d{2,4})_?g(?:i?b)?(?![a-z0-9])")
 # year and month: "26.06.01 NeMo Container"
@@ -181,7 +182,7 @@ def _machine(
     )  # fmt: skip
 
 
-def _of_gpu(gpu: str) -> dict[str, Any]:
+def _of_gpu(gpu: str) -> Mapping[str, Any]:
     """What is known of the accelerator that a row calls so; `InputError` for nothing."""
     if found := _gpu_called(plain(gpu)):
         return found
@@ -241,6 +242,12 @@ def publisher(name: str) -> Mapping[str, Any]:
     return {**known.get(own.get("like", ""), {}), **own}
 
 
+def publisher_of(source: str) -> str:
+    """The publisher whose name, as `machines.toml` has it, a row's source begins with, else ""."""
+    known = (one for one in publishers() if plain(source).startswith(one))
+    return max(known, key=len, default="")
+
+
 def release_of(said: str) -> str:
     """The release (year and month) that a row's words name, else ""."""
     found = _RELEASE.search(said)
@@ -249,17 +256,25 @@ def release_of(said: str) -> str:
 
 def network_called(text: str) -> str:
     """The network that a text names, in lower case with underscores; "" for none."""
-    known = aliases()["network"].items()
-    said = (name for name, one in known if "says" in one and re.search(one["says"], text))
-    return next(said, "")
+    known = ((name, one.get("named")) for name, one in aliases()["network"].items())
+    return next((name for name, parts in known if parts and all(p in text for p in parts)), "")
 
 
-def _gpu_called(text: str) -> dict[str, Any] | None:
-    known = aliases()["gpu"]
-    return next((dict(one) for one in known if re.search(_expression(one["says"]), text)), None)
+@functools.lru_cache(4096)
+def _gpu_called(text: str) -> Mapping[str, Any] | None:
+    """What is known of the accelerator that a text names, in lower case with underscores."""
+    words = text.split("_")
+    ends = (word[at:] for word in words for at in range(len(word)) if _BEFORE.search(word[:at]))
+    named = tuple(ends)
 
+    def names(end: str, name: str) -> bool:
+        return end.startswith(name) and not end[len(name) : len(name) + 1].isdigit()
 
-@functools.cache
-def _expression(says: str) -> re.Pattern[str]:
-    """What an alias says, with <names> of accelerators written out."""
-    return re.compile(re.sub("<([a-z0-9]+)>", r"(^|_|[dh]gx|[0-9]x|x[0-9]+)\1(?![0-9])", says))
+    def fits(entry: Mapping[str, Any]) -> bool:
+        have, lack = (
+            [any(fnmatchcase(word, like) for word in words) for like in entry.get(which, ())]
+            for which in ("with", "without")
+        )
+        return any(names(end, entry["named"]) for end in named) and all(have) and not any(lack)
+
+    return next(filter(fits, aliases()["gpu"]), None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -434,8 +433,9 @@ def named_model(name: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def known_framework(name: str, notes: list[str]) -> str:
+    letters = "".join(filter(str.isalnum, name.lower()))
     for ours, habits in serving_frameworks().items():
-        if re.search(habits.says, name.lower()):
+        if any(word in letters for word in habits.says):
             return ours
     notes.append(f"framework {name or 'not given'}: nothing of it is known, usual effects assumed")
     return ""

@@ -10,6 +10,7 @@ import pytest
 from support.schedule_graphs import graph_seconds
 
 from benchmarks.claims.plans import CASES, WITHIN, by_graph, judge, slower
+from benchmarks.claims.published_rows import with_told
 from hybridperf.engine.closed import step_seconds
 from hybridperf.training.plans.explain import confirm, neighbours
 from hybridperf.training.plans.run import plan
@@ -66,7 +67,7 @@ def test_measured_sweeps_confirm_what_is_ranked_first(data_dir):
     of the best, more than any rule has.
     """
     rows = pd.read_csv(data_dir / "training_steps" / "train_steps_dev.csv.gz", low_memory=False)
-    judged = judge(rows, fits=("other cases",))
+    judged = judge(with_told(rows), fits=("other cases",))
     planned, best_rule = judged[0], judged[3]
     assert planned.close >= 0.8
     assert planned.close > best_rule.close

@@ -135,10 +135,9 @@ def test_what_no_row_tells_of_is_as_unsure_as_published_sources_differ(cache):
 
 
 def test_eager_is_slower_than_compiled_and_async_tensor_parallelism_quicker(cache):
-    row = FSDP | {"tp": 8, "note": "compile"}
-    plain, beside, eager = seconds(
-        cache, row, row | {"note": "asyncTP compile"}, row | {"note": "2D eager"}
-    )
+    row = FSDP | {"tp": 8}
+    ways = ("torchtitan", "torchtitan_async_tp", "torchtitan_eager")
+    plain, beside, eager = seconds(cache, *(row | {"framework": way} for way in ways))
     assert beside < plain < eager
 
 
@@ -317,13 +316,12 @@ def test_torch_copies_what_tensor_parallel_ranks_exchange():
 
 
 def test_a_release_is_read_and_counts_for_experts_alone(cache):
-    before, after, by_section = seconds(
-        cache, *(MIXTURE | {"gpu": "B200"} | one for one in (
-            {"release": "26.04.01"}, {"release": "26.06"}, {"section": "26.08 NeMo Container"},
-        )),
-    )  # fmt: skip
+    said = ("26.04.01", "26.06", "26.08 NeMo Container")
+    before, after, in_words = seconds(
+        cache, *(MIXTURE | {"gpu": "B200", "release": one} for one in said)
+    )
     assert before > after * 1.1
-    assert by_section == after
+    assert in_words == after
     hopper = seconds(cache, *(MIXTURE | {"release": one} for one in ("26.04.01", "26.06")))
     assert len(set(hopper)) == 1  # the quicker kernels are Blackwell's
     dense = [TITAN | {"framework": "megatron_core", "release": one} for one in ("26.04", "26.06")]
@@ -399,10 +397,10 @@ def test_long_idle_stages_are_taken_for_interleaved(cache):
 
 def test_gpt_neox_is_known_by_its_name(cache):
     row = LLAMA | {"framework": "megatron_core", "gpu": "A100-SXM4-40GB", "precision": "fp16"}
-    named, noted, other = seconds(
-        cache, row | {"framework": "gpt_neox"}, row | {"note": "GPT-NeoX library"}, row
+    named, spelt, other = seconds(
+        cache, row | {"framework": "gpt_neox"}, row | {"framework": "GPT-NeoX"}, row
     )
-    assert named == noted > other * 1.1
+    assert named == spelt > other * 1.1
 
 
 def test_blackwells_in_the_order_of_their_power(cache):
@@ -435,7 +433,7 @@ def test_a_graph_of_launches_leaves_nothing_to_wait_for(cache):
     """A small model on a fast GPU waits for its host, unless its step is launched as one graph."""
     row = {"model": "gpt2", "gpu": "H100-SXM5-80GB", "n_gpus": 1, "tp": 1, "pp": 1}
     row |= {"micro_batch": 1, "global_batch": 1, "framework": "megatron_core"}
-    said = steps(cache, row, row | {"note": "CUDA graphs"})
+    said = steps(cache, row, row | {"framework": "megatron_core_graphs"})
     waiting, graph = said["host_s"]
     assert graph < 0.3 * waiting
     assert said["compute_s"][1] == pytest.approx(said["compute_s"][0], rel=0.05)

@@ -5,11 +5,11 @@ itself, what is refused.
 import pandas as pd
 import pytest
 
+from benchmarks.claims.published_rows import with_told
 from hybridperf.hardware import load_device, load_system
 from hybridperf.hardware import machines as names
 from hybridperf.io import InputError
 from hybridperf.training.plans.setup import training_setup
-from hybridperf.training.steps.published_rows import with_told
 from hybridperf.training.steps.rows import resolve
 from hybridperf.workloads.transformer import load_shape, update
 from hybridperf.workloads.transformer.config import TransformerConfig
@@ -398,14 +398,13 @@ def test_every_alias_leads_somewhere() -> None:
 
 def test_networks_that_rows_say() -> None:
     assert names.machine("a100_sxm4_80g", "vtrain").system.node_bytes_per_s == 100e9
-    said = "A100 80GB with 1600 Gbps node-node interconnect (RoCE)"
-    network = with_told({"gpu": "a100_80gb", "system_detail": said})["network"]
-    assert names.machine("a100_80gb", network).system.id == "oci_bm_gpu_a100_v2_8"
-    by_name, by_words, other = (
-        one(gpu="a100_80gb", source="mine", **more)
-        for more in ({"network": network}, {"system_detail": said}, {"network": "vtrain"})
+    known = "oci_bm_gpu_a100_v2_8"
+    by_name, other, by_source = (
+        one(gpu="a100_80gb", **more)
+        for more in ({"network": known}, {"network": "vtrain"}, {"source": "vTrain, table 2"})
     )
-    assert by_name.machine.system == by_words.machine.system != other.machine.system
+    assert by_name.machine.system.id == known
+    assert by_name.machine.system != other.machine.system == by_source.machine.system
     assert "expected a network of vtrain" in one(network="no such").refused
     with pytest.raises(InputError, match="unknown gpu"):
         names.machine("nothing at all", "")
@@ -416,7 +415,7 @@ def test_published_rows(data_dir) -> None:
     are flagged.
     """
     folder = data_dir / "training_steps"
-    frame = pd.read_csv(folder / "train_steps_dev.csv.gz", low_memory=False)
+    frame = with_told(pd.read_csv(folder / "train_steps_dev.csv.gz", low_memory=False))
     rows = resolve(frame)
     frame["note"], frame["good"] = (
         [row.note for row in rows],
@@ -539,10 +538,8 @@ def test_a_vit_may_be_given_by_its_sizes() -> None:
 def test_what_a_submission_leaves_unsaid_does_not_replace_what_it_says() -> None:
     said = {"model": "bert", "source": "mlperf_training", "gpu": "H100-SXM5-80GB", "n_gpus": 8}
     said |= {"global_batch": 384, "micro_batch": 48}
-    unsaid, by_note = (
-        resolve(pd.DataFrame([said | more])).rows[0] for more in ({}, {"note": "no graphs"})
-    )
-    assert unsaid.framework == by_note.framework == "mlperf_bert"
+    unsaid = resolve(pd.DataFrame([said])).rows[0]
+    assert unsaid.framework == "mlperf_bert"
     assert "MLPerf's BERT assumed data parallel" in unsaid.note
     other = resolve(pd.DataFrame([said | {"framework": "megatron_core"}])).rows[0]
     assert other.framework == "megatron_core"

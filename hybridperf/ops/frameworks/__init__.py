@@ -44,7 +44,8 @@ class ServingFramework(Spec):
     """Habits of a framework; those of one that nobody knows if not given."""
 
     name: str = ""
-    says: str = ""  # expression that rows' names of it contain, in lower case
+    # words that rows' names of it contain, in lower case, letters and digits alone
+    says: tuple[str, ...] = ()
     # number format of the cache where weights are narrow and nothing else is told; of models
     # without experts, empty: the same
     kv: str = "bf16"

@@ -29,7 +29,6 @@ from hybridperf.hardware.machines import Machine, plain
 from hybridperf.io import InputError
 from hybridperf.ops.attention_kernels import SHARES
 from hybridperf.training.steps.plausibility import contradictions
-from hybridperf.training.steps.published_rows import with_told
 from hybridperf.training.steps.record import (
     FIELDS,
     Record,
@@ -57,7 +56,7 @@ from hybridperf.workloads.transformer.step import refuse_unmodelled
 
 _FAR = 2.0  # how many times beyond what was measured is said
 _WIDEST_FUSED_HEAD = 256  # of FlashAttention's kernels and cuDNN's
-_NUMBERS, _WORDS = FIELDS.of("numbers"), FIELDS.of("words", "config", "prose")
+_NUMBERS, _WORDS = FIELDS.of("numbers"), FIELDS.of("words", "config")
 
 
 @dataclasses.dataclass(eq=False)  # frozen ones take four times as long to make
@@ -244,9 +243,9 @@ class _Words:
     @staticmethod
     def of(said: Mapping[str, str], device: str | None, system: str | None) -> _Words:
         """What a record says; what is wrong is remembered, and raised by `layout`."""
-        said = with_told(said)
-        row = Record(said)
-        publisher, fewer = names.publisher(plain(row.text("publisher"))), None
+        row, fewer = Record(said), None
+        by_source = names.publisher_of(row.text("source"))
+        publisher = names.publisher(plain(row.text("publisher")) or by_source)
         if open_ := publisher.get("unsaid", {}).get(plain(row.text("model"))):
             if few := open_.get("few"):
                 of_few = {**open_["columns"], **few["columns"], **said, "model": open_["model"]}
@@ -255,7 +254,6 @@ class _Words:
             said = {**open_["columns"], **said, "model": open_["model"]}
             row = Record(said, [open_["note"]])
         framework = plain(row.text("framework")) or publisher.get("framework", "")
-        framework = row.text("variant") or framework
         found = _Words(said, row.text("source"), framework, publisher, fewer=fewer)
         try:
             found._understand(row, device, system)
@@ -285,7 +283,7 @@ class _Words:
             if not gpu:
                 raise Refused("expected an accelerator in gpu, got nothing; name it by --device")
             row.notes.append(f"gpu {gpu} assumed, which the system has")
-        network = row.word("network")
+        network = row.word("network") or self.publisher.get("network", "")
         self.machine = names.machine(gpu, network, device, system, row.text("system"))
         dtype, quant = _precision(row)
         self.asked = {
