@@ -15,6 +15,8 @@ from benchmarks.claims.published_rows import with_told
         ({"note": "GPT-NeoX library", "framework": "Megatron-Core"}, "framework", "gpt_neox"),
         ({"note": "CUDA graphs", "framework": "megatron_core"}, "framework",
          "megatron_core_graphs"),
+        ({"source": "karpathy/llm.c, scripts", "framework": "megatron_core"}, "framework", "llm_c"),
+        ({"source": "Dao-AILab/x", "framework": "megatron_core"}, "framework", "flash_attention_1"),
         ({"note": "CUDA graphs", "framework": "nanotron"}, "framework", "nanotron"),
         ({"note": "no graphs", "source": "mlperf_training", "model": "bert"}, "framework", ""),
         ({"section": "26.08 NeMo Container"}, "release", "26.08"),

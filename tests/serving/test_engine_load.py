@@ -134,7 +134,9 @@ def test_a_hundred_random_deployments_are_those_of_the_simulation() -> None:
 
 
 def test_runs_that_begin_with_a_burst_are_those_of_the_simulation() -> None:
-    """Ten requests of each client, all of which begin at once: nine of ten within 2 %."""
+    """Ten requests of each client, all of which begin at once: TPOT of all and TTFT of nine in ten
+    within 2 %.
+    """
     off = []
     for seed, case in enumerate(deployments(24)):
         rng, count = np.random.default_rng(seed), 10 * case.clients
@@ -142,7 +144,7 @@ def test_runs_that_begin_with_a_burst_are_those_of_the_simulation() -> None:
                 for _ in range(3)]  # fmt: skip
         ttft_s, tpot_s, _ = np.mean([means(serve(run, [case.engine])) for run in runs], axis=0)
         law = case.load(FirstTokens(burst=0.1))
-        assert float(law.tpot_s) == pytest.approx(tpot_s, rel=0.04), (seed, case)
+        assert float(law.tpot_s) == pytest.approx(tpot_s, rel=0.02), (seed, case)
         off.append(abs(float(law.ttft_s) / ttft_s - 1.0))
     assert np.mean(np.array(off) < 0.02) >= 0.9
     assert max(off) < 0.06

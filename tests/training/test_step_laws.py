@@ -355,14 +355,14 @@ def test_weights_of_products_in_8_bits_may_travel_so(cache):
     assert narrow < wide
 
 
-def test_a_source_names_the_program_that_ran(cache):
-    """llm.c and FlashAttention's scripts, which tables give as the nearest framework, fuse their
-    loss, Megatron-Core by default does not; recipes of Megatron-Bridge ask for it.
+def test_programs_and_recipes_fuse_their_loss(cache):
+    """llm.c and FlashAttention's scripts do, Megatron-Core by default does not; recipes of
+    Megatron-Bridge, which a source names, ask for it.
     """
     row = LLAMA | {"framework": "megatron_core", "precision": "bf16"}
     fused, own, llm_c, bridge, dao = seconds(
-        cache, row | {"fused_loss": "yes"}, row, row | {"source": "karpathy/llm.c, scripts"},
-        row | {"source": "nemo_megatron_bridge"}, row | {"source": "Dao-AILab/flash-attention"},
+        cache, row | {"fused_loss": "yes"}, row, row | {"framework": "llm_c"},
+        row | {"source": "nemo_megatron_bridge"}, row | {"framework": "flash_attention_1"},
     )  # fmt: skip
     assert own > fused * 1.001
     assert llm_c == pytest.approx(fused)
