@@ -194,7 +194,7 @@ def _of_gpu(gpu: str) -> Mapping[str, Any]:
     )
 
 
-def _of_device(device: str) -> dict[str, Any]:
+def _of_device(device: str) -> Mapping[str, Any]:
     """What is known of a device that is given: the same as of a row whose `gpu` is its name."""
     spec = load_device(device)
     named = _gpu_called(plain(spec.id))
