@@ -42,8 +42,8 @@ from hybridperf.serving.batching import Engine
 _TERMS = 6  # numbers of prompts that are told apart; the rest counts by its mean
 # answers from 0.8 to 1.2 of their mean, as benchmarks of servers draw them: standard deviation
 SPREAD = 0.2 / 3.0**0.5
-# of sequences, and of others' prompts, that the last request of a client does not see
-_FEWER, _UNSEEN = 1.0 / 6.0, 0.5
+_FEWER = 1.0 / 6.0  # of sequences, that the last request of a client does not see
+_UNSEEN = 0.5  # of others' prompts, those that end after it does
 _UNQUEUED = 0.8  # rounds of all slots, of a run, in which no queue of clients has to be served
 _FEW = 1e-3  # steps behind an answer of one token; instead of none
 _SETTLED = 4  # rounds from the sequences that decode to the room they leave
@@ -139,11 +139,15 @@ def _cycle(
     both = case.queue(others, module.stack(module.broadcast_arrays(*rivals)), here)
     seen, own = (_Queue(*(part[at] for part in both)) for at in range(2))
     period = admission.period(seen.arrivals, case.new, seen.decoding)
-    window = admission.window(own.arrivals, case.new, own.decoding)
+    window, apart = admission.window(own.arrivals, case.new, own.decoding), 1.0
     if array_module(burst) is not np or burst.any():
         crowded = case.crowded(others, own, burst)
+        share = module.minimum(window / (steps + own.lasts), 0.99)
         window, own = window * crowded, own._replace(queued=own.queued * crowded)
-    shares = module.stack([period / (steps + seen.lasts), window / (steps + own.lasts)])
+        # what comes together with a request's prompt does not come while it decodes
+        apart = module.clip(1.0 - crowded * share, 0.0, 1.0) / (1.0 - share)
+        seen = seen._replace(arrivals=seen.arrivals * apart)
+    shares = module.stack([apart * period / (steps + seen.lasts), window / (steps + own.lasts)])
     of_seen, of_own = zip(*case.counted(others / here, here * shares), strict=True)
     alike = others + 1.0 - seen.arrivals * seen.held
     taken = seen.arrivals * (seen.lasts - seen.held)  # others' prompts that are in a step
@@ -176,8 +180,10 @@ def _aggregated(case: _Case, clients: Array, added: FirstTokens) -> Load:
     # of a run's requests the first and the last find less of a queue
     waiting_s = without * found.seconds(case)
     waiting_s = waiting_s * (1.0 - burst * (_UNQUEUED + 0.5 * without) / (1.0 + without))
-    for fewer_s, burst_s in bursts:
-        step_s = step_s - burst * (_UNSEEN * (step_s - found.none_s) + found.none_s - fewer_s)
+    for fewer_s, unseen, burst_s in bursts:
+        # of a run with more clients than slots fewer have a slot at once, and at the end
+        unseen = unseen / (1.0 + without)
+        step_s = step_s - burst * (unseen * (step_s - found.none_s) + found.none_s - fewer_s)
         first_s = first_s + burst * (burst_s - first_s)
     ttft_s = added.prefill * first_s + (1.0 - burst) * found.held_s + waiting_s
     ttft_s = ttft_s + added.waited_steps * step_s + added.first_token_s
@@ -502,8 +508,12 @@ class _Case:
         return chunks * self.seconds(0.0 * most, most / chunks) * self.new / most
 
     def burst(self, present: Array, alone_s: Array) -> _Asked:
-        """Mean seconds of a step that the last of a run see, with fewer sequences; and to the first
-        tokens of all that are sent at once, one after the other; `alone_s`: of one prompt.
+        """Mean seconds of a step that the last of a run see, with fewer sequences; others' prompts
+        that the first and the last do not see, of those a request sees between; seconds to the
+        first tokens of all that are sent at once, one after the other; `alone_s`: of one prompt.
+
+        The first of two clients to end sends a prompt that the other sees. Both see the other's of
+        the burst half as often, and not where one step computes both.
         """
         module, nobody = self.module(present), 0.0 * present
         fewer = module.maximum((1.0 - _FEWER) * present, 1.0)
@@ -513,8 +523,9 @@ class _Case:
         filled = present * size
         whole = module.floor(filled)
         part = filled - whole
+        unseen = _UNSEEN + _UNSEEN / module.maximum(filled, 1.0)
 
-        def told(each_s: Array) -> tuple[Array, Array]:
+        def told(each_s: Array) -> tuple[Array, Array, Array]:
             fewer_s, all_s, last_s, part_s, *full_s, half_s = (
                 each_s[..., at] for at in range(each_s.shape[-1])
             )
@@ -534,7 +545,7 @@ class _Case:
             shorter_s = module.where(part > 0, (last_s - part_s) * ending, 0.0)
             many_s = present * total_s + (0.5 * size + early) * half_s - shorter_s
             found_s = module.where(present * self.new <= self.engine.budget, all_s, many_s)
-            return fewer_s, module.where(present <= 1.0, alone_s, found_s)
+            return fewer_s, unseen, module.where(present <= 1.0, alone_s, found_s)
 
         sequences = (fewer, nobody, present, present, *nodes)
         chunks = (0.0, all_once, room, module.maximum(part * room, 1.0), *map(self.room, nodes))
