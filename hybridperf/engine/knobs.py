@@ -105,27 +105,35 @@ def compiled(told: Callable[[Any, Knobs], Any]) -> Callable[[Any, Knobs], Any]:
     def both(arrays: Any, knobs: Knobs) -> tuple[Any, Any]:
         twice = jax.jacrev(lambda knobs: (told(arrays, knobs),) * 2, has_aux=True)
         by_knob, found = twice(knobs)
-        return found, by_knob
+        # of each result one array [K], so that few operations join it with what knobs move by
+        return found, jax.tree.map(lambda _, of: jnp.stack(jax.tree.leaves(of)), found, by_knob)
+
+    @jax.jit
+    def moved(slopes: Any, ways: Knobs) -> Any:
+        together = jnp.stack(jax.tree.leaves(ways))
+        return jax.tree.map(lambda of: of @ together, slopes)
 
     slopes = jax.jit(both, compiler_options=QUICKLY_COMPILED)
 
-    @jax.custom_jvp
-    def alone(arrays: Any, knobs: Knobs) -> Any:
-        return (part if is_traced(knobs) else value)(arrays, knobs)
+    def whole(arrays: Any, knobs: Knobs) -> Any:
+        if is_traced():
+            return part(arrays, knobs)
 
-    @alone.defjvp
-    def _(at: tuple[Any, Knobs], ways: tuple[Any, Knobs]) -> tuple[Any, Any]:
-        arrays, knobs = at
-        if is_traced(knobs):  # of many points at once, or their own slopes
-            return jax.jvp(functools.partial(part, arrays), (knobs,), (ways[1],))
-        found, by_knob = slopes(arrays, knobs)
+        # of knobs alone: as an argument each array would get slopes of zero, compiled one by one
+        @jax.custom_jvp
+        def alone(knobs: Knobs) -> Any:
+            return (part if is_traced(knobs) else value)(arrays, knobs)
 
-        def moved(_: Any, slopes: Knobs) -> Any:
-            return sum(jax.tree.leaves(jax.tree.map(jnp.multiply, slopes, ways[1])))
+        @alone.defjvp
+        def _(at: tuple[Knobs], ways: tuple[Knobs]) -> tuple[Any, Any]:
+            if is_traced(at):  # of many points at once, or their own slopes
+                return jax.jvp(functools.partial(part, arrays), at, ways)
+            found, by_knob = slopes(arrays, *at)
+            return found, moved(by_knob, *ways)
 
-        return found, jax.tree.map(moved, found, by_knob)
+        return alone(knobs)
 
-    return lambda arrays, knobs: (part if is_traced() else alone)(arrays, knobs)
+    return whole
 
 
 def completed(usual: Knobs, given: Knobs, where: str = "") -> dict[str, Any]:

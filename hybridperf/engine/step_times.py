@@ -186,34 +186,74 @@ def between(
     module = array_module(values, *(one for axis in axes for one in axis))
     logs = module.log(floats(values))
     sought = [module.log(module.maximum(where, floats(sizes)[0])) for sizes, where in axes]
-    if module is not np:
-        table = (logs, False) if which is None else (module.asarray(logs)[which], True)
-        known = [module.log(floats(sizes)) for sizes, _ in axes]
-        return module.exp(_by_weights(known, sought, *table))
+    if module is np:
+        return np.exp(
+            _by_corners([np.log(floats(sizes)) for sizes, _ in axes], sought, logs, which)
+        )
+    if any(array_module(sizes) is not np for sizes, _ in axes):
+        logs = module.asarray(logs)
+        table = (logs, False) if which is None else (logs[which], True)
+        return module.exp(_by_weights([module.log(sizes) for sizes, _ in axes], sought, *table))
+    return module.exp(_read([np.log(floats(sizes)) for sizes, _ in axes], sought, logs, which))
+
+
+def _read(known: list[np.ndarray], sought: list[Array], logs: Array, which: Array | None) -> Array:
+    """Numbers of a table in JAX: values by its corners, the quicker way; slopes by weights, which
+    compile sooner and run quicker.
+    """
+
+    @jax.custom_jvp
+    def read(sought: list[Array], logs: Array, which: Array | None) -> Array:
+        return _by_corners(known, sought, jax.numpy.asarray(logs), which)
+
+    @read.defjvp
+    def _(at: tuple[Array, ...], ways: tuple[Array, ...]) -> tuple[Array, Array]:
+        which = at[2]
+
+        def weighed(sought: list[Array], logs: Array) -> Array:
+            table = (logs, False) if which is None else (logs[which], True)
+            return _by_weights(known, sought, *table)
+
+        return jax.jvp(weighed, at[:2], ways[:2])
+
+    return read(jax.numpy.broadcast_arrays(*sought), jax.numpy.asarray(logs), which)
+
+
+def _by_corners(
+    known: list[np.ndarray], sought: list[Array], logs: Array, which: Array | None
+) -> Array:
+    """By the corners of the cell that a place lies in."""
+    module = array_module(logs, *sought)
     logs = logs.reshape(-1)
     most = max(one.ndim for one in (*sought, *(() if which is None else (which,))))
     # of each corner, [corners, ...]: its place in the table, rows after each other, and its weight
     place = 0 if which is None else which.reshape((1,) * (most + 1 - which.ndim) + which.shape)
     weight: Array = 1.0
-    for (sizes, _), at in zip(axes, sought, strict=True):
-        known = np.log(floats(sizes))
+    for sizes, at in zip(known, sought, strict=True):
         at = at.reshape((1,) * (most - at.ndim) + at.shape)
-        if len(known) == 1:  # the same everywhere, in the shape of the others
+        if len(sizes) == 1:  # the same everywhere, in the shape of the others
             place, weight = place + 0 * at.astype(int)[None], weight + 0.0 * at[None]
             continue
-        left = np.searchsorted(known, at, side="right") - 1
-        left = np.clip(left, 0, len(known) - 2)
-        share = (at - known[left]) / (known[left + 1] - known[left])
-        ends, parts = np.stack([left, left + 1]), np.stack([1.0 - share, share])
-        place = _paired(place * len(known), ends, np.add)
-        weight = _paired(weight, parts, np.multiply)
-    return module.exp((weight * logs[place]).sum(0))
+        left = module.clip(_before(sizes, at), 0, len(sizes) - 2)
+        sizes = module.asarray(sizes)
+        share = (at - sizes[left]) / (sizes[left + 1] - sizes[left])
+        ends, parts = module.stack([left, left + 1]), module.stack([1.0 - share, share])
+        place = _paired(place * len(sizes), ends, module.add)
+        weight = _paired(weight, parts, module.multiply)
+    found = logs[place] if module is np else logs.at[place].get(mode="clip")
+    return (weight * found).sum(0)
+
+
+def _before(known: np.ndarray, at: Array) -> Array:
+    """Place of the last of rising numbers that is not above each of some."""
+    if array_module(at) is np:
+        return np.searchsorted(known, at, side="right") - 1
+    # all compared: a search is a loop, which takes longer to compile than these few numbers
+    return jax.numpy.searchsorted(known, at, side="right", method="compare_all") - 1
 
 
 def _by_weights(known: list[Array], sought: list[Array], values: Array, stacked: bool) -> Array:
-    """The same in JAX, of logs: by a weight for each number of the table, which compiles and has
-    slopes sooner than a search and a gather.
-    """
+    """The same in JAX by a weight for each number of the table."""
     jnp = jax.numpy
     weights = []
     for sizes, at in zip(known, jnp.broadcast_arrays(*sought), strict=True):
