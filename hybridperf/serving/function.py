@@ -108,7 +108,7 @@ def serving_function(
         slots: sequences at once, of each rank; None: as many as its cache and settings let in.
         chunk: tokens of a step, at most.
         admission: settings of when prompts are taken, as columns of `hp.predict_serving` name them
-            (`{"scheduler_recv_interval": 30}`); None: as they come.
+            (`dict(scheduler_recv_interval=30)`); None: as they come.
         all_reduce: the library whose all-reduce runs, as tables of collectives name it; None: the
             one that `hp.predict_serving` takes.
 
