@@ -102,8 +102,11 @@ def among(frame: pd.DataFrame) -> np.ndarray:
 
 def unknown_kernels(frame: pd.DataFrame) -> np.ndarray:
     """Which rows [N] carry tokens to experts or back by a kernel that nobody measured."""
+    found = among(frame)
+    if not found.any():
+        return found
     words = text(frame, "lib", USUAL_KERNEL)
-    return among(frame) & np.array([word not in kernels() for word in words], bool)
+    return found & np.array([word not in kernels() for word in words], bool)
 
 
 def as_plain(frame: pd.DataFrame) -> pd.DataFrame:

@@ -61,6 +61,11 @@ def reals(*values: Any) -> tuple[Any, ...]:
     return (array_module(*values), *map(floats, values))
 
 
+def column(value: Any, rows: int) -> Array:
+    """A number or an array as float64 (traced: as it is) of so many rows [rows]."""
+    return array_module(value).broadcast_to(floats(value), (rows,))
+
+
 def fresh_views(tree: Any) -> Any:
     """The tree with NumPy arrays that JAX has not met, over the same numbers."""
     return jax.tree.map(lambda leaf: leaf.view() if isinstance(leaf, np.ndarray) else leaf, tree)

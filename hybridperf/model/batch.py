@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from hybridperf.hardware import DeviceSpec
-from hybridperf.io.namespace import Array, array_module, floats
+from hybridperf.io.namespace import Array, array_module, column, floats
 from hybridperf.model.families import family_of
 from hybridperf.ops import GROUPS, Op, OpCall, run_on
 from hybridperf.ops.roofline import Work
@@ -61,7 +61,7 @@ class Batch:
 
     def whole(self, value: Array) -> Array:
         """A size of the op as a column [R]; of a single op it is a number."""
-        return array_module(value).broadcast_to(floats(value), (len(self),))
+        return column(value, len(self))
 
     def size(self, name: str, otherwise: float = 0.0) -> Array:
         """A dimension of the op [R]; `otherwise` where it has none of that name."""
@@ -161,7 +161,7 @@ def different(batch: Batch, keep: np.ndarray) -> tuple[Batch, np.ndarray]:
 def _columns(work: Work, rows: int) -> Work:
     counts: Mapping[str, Any] = vars(work)
     return Work(**{
-        name: array_module(count).broadcast_to(floats(count), (rows,))
+        name: column(count, rows)
         for name, count in counts.items()
     })  # fmt: skip
 

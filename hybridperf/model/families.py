@@ -21,7 +21,7 @@ import numpy as np
 
 from hybridperf.hardware import LEVELS, DeviceSpec, load_device
 from hybridperf.io import InputError
-from hybridperf.io.namespace import Array, array_module, floats, put
+from hybridperf.io.namespace import Array, array_module, column, floats, put
 from hybridperf.learning.inputs import Inputs
 from hybridperf.learning.prior import FamilyRows
 from hybridperf.learning.prior.form import (
@@ -149,7 +149,7 @@ def family_rows(
         peak, bandwidth = peak * rates.peak_flops_scale, rates.memory_bytes_per_s
 
     def whole(values: Array) -> Array:  # of a single op they are numbers
-        return array_module(values).broadcast_to(floats(values), (n,))
+        return column(values, n)
 
     own = {name: whole(value) for name, value in gpu_inputs(part.op, gpu).items()}
     slots, flags = _slots_and_flags(part)

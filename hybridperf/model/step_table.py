@@ -93,7 +93,7 @@ def priced_rows(
     if messages:
         carried, priced, near = _carried(model, list(messages.values()))
     power_s = np.zeros(len(calls))
-    busy = own.column(lambda batch, _: multiplied_more(batch), empty=1.0)
+    busy = own.column(multiplied_more, empty=1.0)
     power_s[list(ops)] = (_power_s(model, table) * busy)[: len(ops)]
     parts = [(at, row - 1, often) for at, chain in chains.items() for row, often in chain.parts]
     left = [(at, one.message - 1, one.beside - 1) for at, one in exposed.items()]

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, Unit
-from hybridperf.io.namespace import Array, array_module, floats, reals
+from hybridperf.io.namespace import Array, floats, reals
 from hybridperf.ops.base import Columns, Op, register
 from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log_of, shape_inputs, tails
 from hybridperf.ops.quantise import QUANT, scheme_dtype, scheme_flags, scheme_of
@@ -161,8 +161,9 @@ def _fill_inputs(op: Any, gpu: Gpu, batch: Array) -> dict[str, Array]:
     """
     if DTYPE_BYTES[op.peak_dtype] > _TILED_BYTES:
         return product_inputs(op.m, op.n, op.k, gpu, batch)
-    cells = [_cell(op.n), _cell(op.k)]
-    if all(array_module(share) is np and not np.any(share) for *_, share in cells):
+    module, *sizes = reals(op.n, op.k)
+    cells = [_cell(module, size) for size in sizes]
+    if module is np and not any(np.any(share) for *_, share in cells):
         return product_inputs(op.m, op.n, op.k, gpu, batch)
     inputs: dict[str, Array] = {}
     for corner in itertools.product((False, True), repeat=2):
@@ -173,9 +174,8 @@ def _fill_inputs(op: Any, gpu: Gpu, batch: Array) -> dict[str, Array]:
     return inputs
 
 
-def _cell(size: Array) -> tuple[Array, Array, Array]:
+def _cell(module: Any, size: Array) -> tuple[Array, Array, Array]:
     """(the sizes of whole tiles on either side, how far from the lower one a size lies)."""
-    module, size = reals(size)
     tile = 1.0
     for least, whole in _TILES:
         tile = module.where(size >= least, whole, tile)

@@ -19,7 +19,7 @@ from hybridperf.io.namespace import Array
 from hybridperf.model.batch import Batch, stacked
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.family import kernel_tables
-from hybridperf.model.stages.step import Machine, Step
+from hybridperf.model.stages.step import Machine, Priced, Step
 from hybridperf.model.stages.who import goes_by_form, is_measured
 from hybridperf.ops import OpCall, PrefillAttention, attention_kernels, operand_order
 from hybridperf.ops.quantise import scheme_dtype
@@ -63,8 +63,9 @@ def by_variant(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequenc
     return [Step("variant", factor, source, 0.0, known["width"] ** 2)]
 
 
-def multiplied_more(batch: Batch) -> float:
+def multiplied_more(batch: Batch, priced: Priced) -> float:
     """How often tensor cores do the work of a product: tiles are padded for ragged groups."""
+    del priced
     known = kernel_tables()["variants"].get(batch.variant, {})
     return _variant_factor(batch, known) if known.get("padded") else 1.0
 

@@ -21,8 +21,7 @@ from hybridperf.training.steps.record import Record, Refused
 from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.columns import SCHEDULES
-from hybridperf.workloads.transformer.framework import shares_sequence
-from hybridperf.workloads.transformer.layout import ORDER, Order
+from hybridperf.workloads.transformer.layout import ORDER, Order, shares_sequence
 
 INTERLEAVED = "interleaved"
 _DEGREES = ("tp", "pp", "dp", "cp", "ep", "vp")

@@ -18,7 +18,7 @@ from hybridperf.workloads.transformer import fields
 from hybridperf.workloads.transformer import framework as frameworks
 from hybridperf.workloads.transformer.groups import Span
 from hybridperf.workloads.transformer.kernels import Kernels
-from hybridperf.workloads.transformer.layout import Layout, Layouts
+from hybridperf.workloads.transformer.layout import Layout, Layouts, shares_sequence
 from hybridperf.workloads.transformer.shape import TransformerShape, layers_by_kind
 
 _DTYPES = ("fp32", "tf32", "fp16", "bf16")
@@ -136,7 +136,7 @@ class TransformerConfig:
                 object.__setattr__(self, name, found[name])
             if x.sequence_parallel is None:
                 needed = bool(self.shape.experts) and x.expert_tp == 1
-                shares = frameworks.shares_sequence(found, self.shape, x.tp, x.cp, needed)
+                shares = shares_sequence(found, self.shape, x.tp, x.cp, needed)
                 object.__setattr__(self, "layout", x.replace(sequence_parallel=shares))
         object.__setattr__(self, "_assumed", frozenset(open_fields))
 

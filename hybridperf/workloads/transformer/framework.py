@@ -179,23 +179,6 @@ def defaults(
     return found
 
 
-def shares_sequence(
-    habits: Mapping[str, Any], shape: TransformerShape, tp: int, cp: int, needed: bool = False
-) -> bool:
-    """Whether tensor-parallel ranks also share what lies between the matrices, where nobody says.
-
-    Args:
-        habits: of the framework (`defaults`).
-        shape: the model.
-        tp: ranks.
-        cp: ranks that share each sequence.
-        needed: whether the layout cannot run otherwise.
-    """
-    divides = shape.seq % (tp * cp) == 0 or habits.get("ragged_heads", False)
-    wanted = needed or habits["sequence_parallel"]
-    return bool(wanted) and tp > 1 and divides and "joint" not in shape.mixers
-
-
 @functools.cache
 def framework_of_programs(compiled: bool) -> str:
     """The framework whose step effects a captured PyTorch program has."""

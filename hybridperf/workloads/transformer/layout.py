@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from hybridperf.io import InputError
@@ -24,7 +24,7 @@ from hybridperf.workloads.transformer.columns import RECOMPUTE, RULES, SCHEDULES
 from hybridperf.workloads.transformer.fields import LARGEST, check_flag, check_whole
 from hybridperf.workloads.transformer.shape import TransformerShape
 
-__all__ = ["ORDER", "Layout", "Layouts"]
+__all__ = ["ORDER", "Layout", "Layouts", "shares_sequence"]
 
 Order = tuple[str, ...]
 ORDER: Order = ("tp", "cp", "ep", "dp", "pp")
@@ -208,3 +208,20 @@ def _code(what: str, word: str, words: Sequence[str]) -> int:
     if word not in words:
         raise InputError(f"{what} must be one of {', '.join(words)}, got {word!r}")
     return words.index(word)
+
+
+def shares_sequence(
+    habits: Mapping[str, Any], shape: TransformerShape, tp: int, cp: int, needed: bool = False
+) -> bool:
+    """Whether tensor-parallel ranks also share what lies between the matrices, where nobody says.
+
+    Args:
+        habits: of the framework (`defaults`).
+        shape: the model.
+        tp: ranks.
+        cp: ranks that share each sequence.
+        needed: whether the layout cannot run otherwise.
+    """
+    divides = shape.seq % (tp * cp) == 0 or habits.get("ragged_heads", False)
+    wanted = needed or habits["sequence_parallel"]
+    return bool(wanted) and tp > 1 and divides and "joint" not in shape.mixers
