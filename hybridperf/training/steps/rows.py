@@ -318,7 +318,7 @@ class _Words:
     def _release(self, row: Record, of_source: str) -> None:
         """Take the release that a row says or that is assumed, and the framework of it."""
         habits, given = framework_habits()[self.framework], row.text("release")
-        self.release = names.release_of(given)
+        self.release = names.release_of(given or row.text("section"))
         later = habits.get("releases", {})
         if given and later and not self.release:
             raise Refused(f"expected year and month, such as 26.06, in release, got {given!r}")
