@@ -88,14 +88,16 @@ def run(
     names = list(tasks or (_QUICK_TASKS if quick else (*TASKS, _EXPERTS)))
     if unknown := [name for name in names if name not in (*TASKS, _EXPERTS)]:
         raise InputError(f"unknown task {unknown[0]!r}; tasks are {', '.join((*TASKS, _EXPERTS))}")
+    of_systems = [name for name in names if name != _EXPERTS]
+    if of_systems:
+        scikit_learn("ensemble")
+        measured = read_groups(data)
     experts = expert_lines(data) if _EXPERTS in names else []
-    names = [name for name in names if name != _EXPERTS]
-    if not names:
+    if not of_systems:
         harness.write_results(out, "collectives", experts)
         say(harness.lines_table(experts, "rows"))
         return {"lines": []}
-    scikit_learn("ensemble")
-    measured, effort = read_groups(data), collective_judge.QUICK if quick else CollectiveEffort()
+    names, effort = of_systems, collective_judge.QUICK if quick else CollectiveEffort()
     wanted = [(name, system) for name in names for system in judged(measured, TASKS[name], effort)]
     if not wanted:
         raise InputError(

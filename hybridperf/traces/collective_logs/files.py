@@ -88,9 +88,10 @@ def read_log(
     hints, text = CallerHints(str(path), collective, _given(n_gpus, n_nodes)), read_text(path)
     reader = reader or next((one for one in _READERS if one.looks_like(text)), None)
     if reader is None:
+        usual_first = sorted(_READERS, key=lambda one: one is not nccl_tests.READER)
+        programs = ", ".join(one.program for one in usual_first)
         raise InputError(
-            f"expected a table ({FORMATS}), a log of {', '.join(one.program for one in _READERS)},"
-            f" {path} is none; check it"
+            f"expected a table ({FORMATS}) or a log of {programs}, {path} is none; check it"
         )
     rows, remarks = reader.read(text, hints)
     if not rows:
