@@ -66,8 +66,8 @@ def routed(kernels: Kernels, tokens: float, kind: LayerKind) -> Passes:
 
 def handled(kernels: Kernels, rows: float, hidden: float) -> Passes:
     """Routed tokens [rows] on their way through the buffers of a dispatch: permuted, padded to
-    tiles, narrowed in both orders, put back. Two of five passes are the forward's: both ways fill
-    a buffer and permute it, the backward pass makes two gradients from it.
+    tiles, narrowed in both orders, put back. That two of five passes are the forward's is assumed;
+    steps tell of both together.
     """
     passes = kernels.framework.expert_passes
     there, back = (
