@@ -9,7 +9,10 @@ import pytest
 import hybridperf as hp
 from hybridperf.hardware import device_names, load_device, load_system
 from hybridperf.model import is_shipped, load_model, model_or_datasheet
+from hybridperf.model.batch import stacked
 from hybridperf.model.families import gpu_of
+from hybridperf.model.machine_facts import has_gddr
+from hybridperf.model.stages.borrowed import reference_device
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.ops.images import ABOVE_PEAK
 
@@ -167,3 +170,14 @@ def test_peaks_and_bandwidths_follow_the_generations():
         one, other = load_device(lesser), load_device(greater)
         assert one.peak("bf16", "matrix") < other.peak("bf16", "matrix")
         assert one.memory_bytes_per_s <= other.memory_bytes_per_s or greater == "h800_sxm"
+
+
+@pytest.mark.parametrize("name", ["tpu_v5e", "tpu_v5p", "tpu_v6e", "trainium1", "trainium2"])
+def test_a_device_without_relatives_borrows_from_its_kind_of_memory(name):
+    """What a card with GDDR keeps up at its watts says nothing of an accelerator with HBM."""
+    device, model = load_device(name), model_or_datasheet(name)
+    (batch,) = stacked([OpCall(Gemm("bf16", 8192.0, 8192.0, 8192.0))], device)
+    assert model.references is not None
+    found = reference_device(device, batch, model.references())
+    assert found is not None
+    assert not has_gddr(found.device)
