@@ -60,6 +60,8 @@ def read_groups(data: Path, rows: int) -> pd.DataFrame:
         frame = read_table(path)
         frame = frame.assign(laboratory=frame["source"].map(lambda word: word.split("@")[0]))
         found.append(_named(frame))
+    if not found:
+        raise SystemExit(f"strangers: expected measured ops in {data}, found none; give --data DIR")
     every = pd.concat(found, ignore_index=True)
     return every.groupby(_KEYS, sort=False).sample(frac=1.0, random_state=0).groupby(
         _KEYS, sort=False

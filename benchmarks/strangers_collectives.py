@@ -32,11 +32,12 @@ from benchmarks.claims import collective_baselines, collective_judge, collective
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import find_collectives
 from hybridperf.hardware import load_system, system_names
-from hybridperf.io import read_table
+from hybridperf.io import InputError, read_table
 from hybridperf.learning.prior.shipped import load_prior
 from hybridperf_calibration.published.collectives import FOLDER, MEASURED
 
 LOGS, MORE = "published_logs.csv.gz", "collectives.csv.gz"
+PARTS = ("logs", "systems", "racks", "experts")
 _MOST_ROWS = 400  # of a system
 _RANKS, _BYTES = (8, 16, 36, 72, 144), 2.0**30
 _MEASURED = ["time_min_s", "time_mean_s", "time_std_s", "busbw_log", "time_s"]
@@ -114,12 +115,23 @@ def _tables(data: Path, only: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def main() -> None:
+    """Print each part; data that is missing is one sentence."""
+    try:
+        _judge()
+    except InputError as error:
+        raise SystemExit(f"strangers_collectives: {error}") from error
+
+
+def _judge() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--only", default="logs,systems,racks,experts")
+    default = os.environ.get("HYBRIDPERF_DATA", "../shared/data")
+    parser.add_argument("--data", type=Path, default=Path(default))
+    parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     only, kept = options.only.split(","), []
+    if wrong := [name for name in only if name not in PARTS]:
+        parser.error(f"expected --only of {', '.join(PARTS)}, got {wrong[0]!r}")
     others, _ = collective_judge.usable(read_table(options.data / FOLDER / MEASURED), MEASURED)
     for name, rows in _tables(options.data, only):
         print(f"\n== {name}")
