@@ -14,6 +14,8 @@ const OWN = {
   intra_bytes_per_s: ["bandwidth of a GPU to others of its node", rate],
   rank_bytes_per_s: ["bandwidth of a GPU to other nodes", rate],
   node_bytes_per_s: ["bandwidth of a node to other nodes", rate],
+  host_link_bytes_per_s: ["bandwidth of a GPU to its host", rate],
+  link_latency_s: ["latency of messages", units.time],
 };
 
 // of a group of ops, as in gemm__floor_s
@@ -103,7 +105,7 @@ function number(name, value) {
 
 // { label, whose, value } of a row of elasticities
 export function described({ knob: whole, value }) {
-  const knob = whole.replace(/^(groups|levels|effects__(?=launch_s$))__/, "");
+  const knob = whole.replace(/^(groups|levels|links|effects__(?=launch_s$))__/, "");
   const [group, own] = knob.split("__");
   if (PLACES[group] && own) return { label: PLACES[group][0](own), whose: PLACES[group][1], value: number(group === "mtbf_s" ? group : own, value) };
   if (OTHERS[knob]) return { label: OTHERS[knob][0], whose: OTHERS[knob][1], value: number(knob, value) };
