@@ -54,8 +54,8 @@ from hybridperf.workloads.transformer import TransformerShape
 UNPLANNED = (
     "of schedules 1F1B, GPipe and interleaved 1F1B are planned, and ZB-V and DualPipeV of"
     " frameworks that have them (torchtitan_eager); these, zero bubble (ZB-H1) and DualPipe of any"
-    " with --only schedule=zb_v, dualpipe_v, zero_bubble or dualpipe; Chimera by rows of `hybridperf"
-    " steps` with schedule=chimera"
+    " with --only schedule=zb_v, dualpipe_v, zero_bubble or dualpipe; Chimera by rows of"
+    " `hybridperf steps` with schedule=chimera"
 )
 LIMIT = 100_000  # layouts that a plan keeps
 _USUAL_TOKENS = 2**22  # of a batch, where none is given
