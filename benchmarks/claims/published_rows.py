@@ -1,8 +1,8 @@
 """What rows of published training steps say in prose, as columns that `hybridperf steps` reads.
 
-A user's row says in columns what theirs say in words: a section tells a release, a note which
-variant of a framework ran, any of them the network. All expressions over such words stand here and
-in `published_rows.toml`; the product reads columns alone.
+A user's row says in columns what theirs say in words: a note which variant of a framework ran, any
+of them the network. All expressions over such words stand here and in `published_rows.toml`; the
+product reads columns, and of `section` the release that it names.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hybridperf.hardware import machines as names
 from hybridperf.hardware.machines import plain
 from hybridperf.io import read_toml
 
-_COLUMNS = ("release", "network", "framework")
+_COLUMNS = ("network", "framework")
 _OF_NETWORK = ("source", "section", "system_detail", "gpu")
 _PROSE, _OWN = (*_OF_NETWORK, "note"), ("publisher", "model", "framework")
 
 
 def with_told(frame: pd.DataFrame) -> pd.DataFrame:
-    """A published table with release, network and a framework's variant in columns, where its prose
-    tells them; what it says in these columns stays.
+    """A published table with network and a framework's variant in columns, where its prose tells
+    them; what it says in these columns stays.
     """
     prose = _words(frame, *_PROSE, *_OWN).to_dict("records")
     told = pd.DataFrame([_told(row) for row in prose], frame.index, columns=list(_COLUMNS))
@@ -42,13 +42,12 @@ def _words(frame: pd.DataFrame, *columns: str) -> pd.DataFrame:
     return frame.reindex(columns=list(columns)).astype(object).fillna("").astype(str)
 
 
-def _told(row: Mapping[str, str]) -> tuple[str, str, str]:
-    """(release, network, variant of the framework) that a row's prose tells, each "" for none."""
+def _told(row: Mapping[str, str]) -> tuple[str, str]:
+    """(network, variant of the framework) that a row's prose tells, each "" for none."""
     theirs = names.publisher(row["publisher"] or names.publisher_of(row["source"]))
     unsaid = theirs.get("unsaid", {}).get(plain(row["model"]), {}).get("columns", {})
     named = row["framework"] or unsaid.get("framework") or theirs.get("framework", "")
     return (
-        names.release_of(row["section"]),
         _network(plain(" ".join(row[name] for name in _OF_NETWORK))),
         _variant(plain(str(named)), f"{row['note']} {row['source']}"),
     )

@@ -38,6 +38,7 @@ def judge(data: Path, rows: int | None = None) -> Found:
         rows: at most so many of a source; None: all.
     """
     frame = pd.concat([read_table(path) for path in tables(data)], ignore_index=True)
+    frame = frame.reindex(columns=[*dict.fromkeys((*frame.columns, "stalled"))])
     stalled = pd.to_numeric(frame["stalled"], errors="coerce").eq(1)
     frame = frame[pd.to_numeric(frame["step_time_s"], errors="coerce").gt(0) & ~stalled]
     if rows is not None:

@@ -19,8 +19,6 @@ from benchmarks.claims.published_rows import with_told
         ({"source": "Dao-AILab/x", "framework": "megatron_core"}, "framework", "flash_attention_1"),
         ({"note": "CUDA graphs", "framework": "nanotron"}, "framework", "nanotron"),
         ({"note": "no graphs", "source": "mlperf_training", "model": "bert"}, "framework", ""),
-        ({"section": "26.08 NeMo Container"}, "release", "26.08"),
-        ({"section": "26.08 NeMo Container", "release": "26.04"}, "release", "26.04"),
         ({"gpu": "a100_80gb", "system_detail": "A100 80GB with 1600 Gbps node-node"}, "network",
          "oci_bm_gpu_a100_v2_8"),
         ({"section": "BM.GPU.H100.8"}, "network", "oci_bm_gpu_h100_8"),

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.claims import published_runs, step_memory, step_splits, steps
+from benchmarks.claims import published_runs, step_memory, step_splits, steps, stranger_steps
 from hybridperf.engine.prediction import predict
 from hybridperf.io import InputError, read_table
 from hybridperf.model import model_or_datasheet
@@ -244,3 +244,27 @@ def test_layers_of_berts_lie_in_their_intervals(data_dir) -> None:
         assert line.ours < (0.1 if "backward" in line.name else 0.35), line.name
         if "backward" in line.name:
             assert line.ours < line.baselines["roofline x constant"], line.name
+
+
+def test_strangers_are_judged_by_source_beside_what_the_others_reach(data_dir):
+    """A few rows of each source; the constant of a source is of all others."""
+    if not stranger_steps.tables(data_dir):
+        pytest.skip("the second delivery of measured steps is missing")
+    found = stranger_steps.judge(data_dir, rows=4)
+    judged = found.tables["stranger_steps"]
+    assert set(judged["trains"]) == {"dense", "experts"}
+    assert {line.name.split(", ")[1] for line in found.lines} >= {"dense", "experts"}
+    ratio = judged["measured_s"] / judged["ideal_s"]
+    for source, part in judged.groupby("source"):
+        others = ratio[judged["source"] != source].median()
+        np.testing.assert_allclose(part["constant_s"], others * part["ideal_s"])
+
+
+def test_strangers_of_one_of_both_files_are_judged(tmp_path, data_dir):
+    here = data_dir / "added/training_steps/published_tables.csv.gz"
+    if not here.is_file():
+        pytest.skip("the second delivery of measured steps is missing")
+    folder = tmp_path / "added" / "training_steps"
+    folder.mkdir(parents=True)
+    (folder / here.name).write_bytes(here.read_bytes())
+    assert len(stranger_steps.judge(tmp_path, rows=1).lines)

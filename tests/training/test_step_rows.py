@@ -556,3 +556,15 @@ def test_what_a_submission_leaves_unsaid_does_not_replace_what_it_says() -> None
 )
 def test_only_a_year_and_a_month_are_a_release(said, framework) -> None:
     assert of_release("megatron_core", names.release_of(said)) == framework
+
+
+@pytest.mark.parametrize(
+    ("said", "framework"),
+    [
+        ({"section": "26.06 NeMo Container / Pre-Training Performance"}, "megatron_core_26_06"),
+        ({"section": "26.06 NeMo Container", "release": "26.04"}, "megatron_core"),
+        ({"section": "tracked throughput samples/s"}, "megatron_core"),
+    ],
+)
+def test_a_heading_tells_a_release_where_no_column_does(said, framework) -> None:
+    assert one(framework="megatron_core", **said).framework == framework
