@@ -2,11 +2,14 @@
 input narrow.
 """
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.model import load_model
+from hybridperf.hardware import load_device
+from hybridperf.model import PerfModel, load_model
 from hybridperf.model.stages.family import kernel_tables
 from hybridperf.model.step_table import alone_seconds, step_table
 from hybridperf.ops import Gemm, OpCall, Quantise
@@ -80,3 +83,19 @@ def test_measured_layers_are_met(h100, data_dir):
     ratio = seconds(h100, ops) / rows["time_s"].to_numpy(float)
     assert len(rows) > 50
     assert np.median(ratio) == pytest.approx(1.0, abs=0.05)
+
+
+def test_kernels_of_groups_take_no_less_than_their_arithmetic():
+    """Fused ones are quicker than a library's, but where that is at the peak already."""
+    sizes = [(256, 1024, 2048), (32768, 16384, 16384)]
+    ops = [Gemm("bf16", *map(float, size), quant="fp8_block") for size in sizes]
+    measured, bare = load_model("b200_sxm"), PerfModel.datasheet(load_device("b200_sxm"))
+    flops = np.array([2.0 * math.prod(size) for size in sizes])
+    for model in (measured, bare):
+        plain_s, fused_s = (
+            seconds(model, ops, framework="cublas_12", variant=variant)
+            for variant in ("", "fused_experts")
+        )
+        assert (fused_s <= plain_s * (1 + 1e-9)).all()
+        assert (fused_s >= flops / model.device.peak("fp8", "matrix") * (1 - 1e-9)).all()
+    assert seconds(measured, ops, variant="fused_experts")[0] < 0.9 * seconds(measured, ops)[0]

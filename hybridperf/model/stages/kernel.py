@@ -52,13 +52,14 @@ def by_attention_kernel(batch: Batch, machine: Machine, log_s: Array, xp: Any) -
 
 def by_variant(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
     """Products by other kernels than the library's that is priced (`[variants]` of `kernels.toml`):
-    of groups, or within a scan.
+    of groups, or within a scan; quicker ones take no less than their arithmetic at the peak.
     """
-    del machine, log_s
     known = kernel_tables()["variants"].get(batch.variant)
     if known is None or batch.op.unit != "matrix":
         return []
-    factor = np.log(_variant_factor(batch, known)) * xp.ones(len(batch))
+    peak = batch.part.peak_flops_per_s * machine.numbers.peak_flops_scale
+    room = xp.minimum(xp.log(batch.whole(batch.work.flops) / peak) - log_s, 0.0)
+    factor = xp.maximum(np.log(_variant_factor(batch, known)), room)
     source = Source(Code.BELIEF, batch.variant, assumed=known["source"])
     return [Step("variant", factor, source, 0.0, known["width"] ** 2)]
 
