@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from benchmarks.claims import stranger_serving
 from benchmarks.claims.harness import Columns, Found, ResultLine, Split, claim
 from benchmarks.claims.serving_gpus import GPUS, composed, features_of, gpu_lines, measured, trees
 from hybridperf.fields.registry import YES
@@ -39,7 +40,8 @@ from hybridperf.serving.table import chance_within, filled, measured_as
 
 FILE = "training_steps/inference_serving_dev.csv.gz"
 SPLITS = ("models", "systems", "few")
-TASKS = ("beliefs", *SPLITS, "gpus", "chosen")
+TASKS = ("beliefs", *SPLITS, "gpus", "chosen", "strangers")
+QUICK_ROWS = 60  # of a source of strangers
 FEW, DRAWS = 30, 3
 _TREES, _BARE = "trees", "no effects"
 _GOALS = {
@@ -60,9 +62,13 @@ class Points:
 @claim("serving", TASKS, by_data=True)
 def run(data: Path, tasks: Sequence[str], quick: bool) -> Iterator[Found]:
     """Each task; `quick`: one draw of few rows."""
+    if "strangers" in tasks and stranger_serving.tables(Path(data)):
+        yield stranger_serving.judge(Path(data), QUICK_ROWS if quick else None)
+    if not {*tasks} - {"strangers"}:
+        return
     points = points_of(read_table(Path(data) / FILE))
     found = functools.cache(lambda task: judged(points, task, 1 if quick else DRAWS))
-    for task in tasks:
+    for task in (one for one in tasks if one != "strangers"):
         if task == "gpus":
             yield left_out_gpus(points, 1 if quick else DRAWS)
         elif task == "chosen":

@@ -4,7 +4,9 @@ import dataclasses
 
 import numpy as np
 import pandas as pd
+import pytest
 
+from benchmarks.claims import stranger_serving
 from benchmarks.claims.serving import choices, chosen, judged, points_of, splits
 from benchmarks.claims.serving_gpus import unmeasured
 from hybridperf.model import load_model
@@ -99,3 +101,20 @@ def test_the_reference_of_a_new_gpu_has_the_nearest_peak_and_then_the_nearest_me
                              for one in (narrow, wide))  # fmt: skip
     assert 0.5 < four_bare / eight_bare < 0.6
     assert four_bare / eight_bare < four_s / eight_s < 1.0  # kernels' fixed time stays
+
+
+def test_strangers_are_judged_beside_what_other_sources_reach(data_dir) -> None:
+    """A few rows of each source; the constant of a source is of all others; rows count once."""
+    if len(stranger_serving.tables(data_dir)) < len(stranger_serving.FILES):
+        pytest.skip("the second delivery of measured operating points is missing")
+    found = stranger_serving.judge(data_dir, rows=6)
+    judged = found.tables["stranger_serving"]
+    assert {"InferenceX", "aiconfigurator"} < {*judged["source"]}
+    for target in ("tpot_s", "ttft_s", "tokens_per_s_gpu"):
+        some = judged[judged[target] > 0]
+        for source, part in some.groupby("source"):
+            others = judged[target] / judged[f"ideal_{target}"]
+            others = others[judged["source"] != source].median()
+            expected = others * part[f"ideal_{target}"]
+            np.testing.assert_allclose(part[f"constant_{target}"], expected)
+    assert f"{len(found.tables['stranger_serving_refused'])} refused" in found.remarks
