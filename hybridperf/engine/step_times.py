@@ -7,10 +7,12 @@ Sarathi-Serve, OSDI 2024) computes one token of each sequence that decodes and a
     step = max(slower x kernels + gaps + sequences x host of each, launches) + host
 
 Launches are those of steps that are no CUDA graphs: with prompts, or all of them (eager). The host
-launches kernel by kernel and the GPU runs what was launched: the longer of both. `products` is
-everything that does not look at the cache, of all tokens together. Three tables over sizes hold
-what the calls of a step take, composed once by the graph's own prices; between their points seconds
-are interpolated linearly in logs, beyond them as the last two points say.
+launches kernel by kernel and the GPU runs what was launched: the longer of both. A prompt that
+joins sequences finds its step prepared while the one before runs (the overlap and asynchronous
+schedulers of all engines): what is left is the launches themselves, `AHEAD_LAUNCH_S` each.
+`products` is everything that does not look at the cache, of all tokens together. Three tables over
+sizes hold what the calls of a step take, composed once by the graph's own prices; between their
+points seconds are interpolated linearly in logs, beyond them as the last two points say.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import numpy as np
 from hybridperf.io.namespace import Array, array_module, floats, fresh_views
 from hybridperf.model import PerfModel, Platform
 from hybridperf.model.calls import Call, CallChain
-from hybridperf.model.serving_effects import ServingEffects
+from hybridperf.model.serving_effects import AHEAD_LAUNCH_S, ServingEffects
 from hybridperf.model.step_table import row_seconds, step_durations, step_table
 
 
@@ -48,6 +50,7 @@ from hybridperf.model.step_table import row_seconds, step_durations, step_table
         "gaps_s",
         "sequence_s",
         "launched_s",
+        "ahead_s",
         "eager",
     ],
     meta_fields=[],
@@ -77,6 +80,7 @@ class StepTimes:
     gaps_s: Array = 0.0  # between kernels
     sequence_s: Array = 0.0  # of the host, each sequence that decodes
     launched_s: Array = 0.0  # of the host, all kernels of a step that is no CUDA graph
+    ahead_s: Array = 0.0  # the same, launched while the step before runs
     eager: Array = 0.0  # 1: steps without prompts are none either
 
     @staticmethod
@@ -106,15 +110,18 @@ class StepTimes:
             made: tokens of a sequence in each step, with drafts.
         """
         kernels = self.kernels if self.which is None else self.kernels[self.which]
+        launched_s = effects.launch_s * launches
+        ahead_s = array_module(launched_s).minimum(launched_s, AHEAD_LAUNCH_S * launches)
         return dataclasses.replace(
             self, slower=effects.kernels, gaps_s=effects.gap_s * kernels,
-            sequence_s=effects.sequence_s * made, launched_s=effects.launch_s * launches,
+            sequence_s=effects.sequence_s * made, launched_s=launched_s, ahead_s=ahead_s,
             eager=eager, host_s=self.host_s + effects.step_s,
         )  # fmt: skip
 
     def seconds(
-        self, sequences: Array, keys: Array, chunk: Array = 0.0, chunk_keys: Array = 0.0
-    ) -> Array:
+        self, sequences: Array, keys: Array, chunk: Array = 0.0, chunk_keys: Array = 0.0,
+        awaited: Array = False,
+    ) -> Array:  # fmt: skip
         """Seconds of steps, of any shape; NumPy, or differentiable in JAX.
 
         Args:
@@ -123,6 +130,8 @@ class StepTimes:
             chunk: tokens of prompts.
             chunk_keys: that each of those looks at, in the mean: of a prompt of n tokens whose
                 first k are in the cache, k + (n - k) / 2.
+            awaited: whether its prompts' tokens are asked for, bool: nothing of what those wait for
+                was launched ahead.
         """
         times = fresh_views(self)
         sequences, keys = floats(sequences), floats(keys)
@@ -132,15 +141,15 @@ class StepTimes:
         which = times.which
         ran: list[Array] = [
             floats(one)
-            for one in (times.slower, times.gaps_s, times.sequence_s, times.launched_s, times.eager,
-                        times.host_s)
+            for one in (times.slower, times.gaps_s, times.sequence_s, times.launched_s,
+                        times.ahead_s, times.eager, times.host_s)
         ]  # fmt: skip
         if which is not None:  # sizes may have axes beyond the engines'
             most = max(one.ndim for one in (sequences, keys, chunk, chunk_keys))
             which = which.reshape(which.shape + (1,) * (most - which.ndim))
             ran = [one.reshape(one.shape + (1,) * (most - one.ndim)) if one.ndim else one
                    for one in ran]  # fmt: skip
-        slower, gaps_s, sequence_s, launched_s, eager, host_s = ran
+        slower, gaps_s, sequence_s, launched_s, ahead_s, eager, host_s = ran
         axes: tuple[tuple[Array, Array], ...] = ((times.tokens, held),)
         products = between(axes, times.products_s, which) * (held > 0)
         axes = ((times.sequences, sequences), (times.keys, keys))
@@ -152,7 +161,9 @@ class StepTimes:
         prefill = between(axes, times.prefill_s, which) * (chunk > 0)
         kernels_s = slower * (products + decode + prefill) + gaps_s * (held > 0)
         kernels_s = kernels_s + sequence_s * sequences
-        launched_s = launched_s * module.where(chunk > 0, 1.0, eager * (held > 0))
+        ahead = (sequences > 0) & ~module.asarray(awaited)
+        with_prompts_s = module.where(ahead, ahead_s, launched_s) * (chunk > 0)
+        launched_s = module.maximum(with_prompts_s, eager * launched_s * (held > 0))
         return module.asarray(module.maximum(kernels_s, launched_s) + host_s * (held > 0))
 
 

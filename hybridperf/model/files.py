@@ -16,7 +16,7 @@ from hybridperf.hardware.power import has_gddr
 from hybridperf.io import InputError, installed_hardware, read_json, settled, unknown
 from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted, adapt
-from hybridperf.learning.prior.form import ROW_ROOFLINE
+from hybridperf.learning.prior.form import ROW_ROOFLINE, SCORE_ROOFLINE
 from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, is_installed, load_prior
 from hybridperf.model.adapted_steps import STEPS_FILE, Adaptation
 from hybridperf.model.document import MODEL_SCHEMA_VERSION, UNCHECKED, WEIGHTS_FILE, from_document
@@ -116,6 +116,8 @@ def _strangers_families(device: hardware.DeviceSpec) -> dict[str, Adapted]:
         measured = [one for one in shipped() if family in one.families]
         having = [one.device.id for one in measured if one.families[family].rows]
         if law is ROW_ROOFLINE or family == GATHERED:  # `stages/borrowed.py` has their own forms
+            continue
+        if law is SCORE_ROOFLINE and device.clock_hz is None:  # its cycles have no seconds
             continue
         references = references_of(device, known.population.devices)
         # cards with GDDR differ too much in what power they have for a share of the peak

@@ -59,6 +59,11 @@ class ServingEffects:
     # fmt: on
 
 
+# of the host, at most, each kernel of a step with prompts that is prepared while another runs:
+# chosen with published rows in sight; 5, 8 and 12 us err alike, 45 us makes TPOT of Qwen3-235B on
+# TensorRT-LLM 1.4 times too long
+AHEAD_LAUNCH_S = 12e-6
+
 # steps of their calls alone, by which a baseline has what every server does
 CALLS_ALONE = ServingEffects(
     kernels=1.0, gap_s=0.0, step_s=0.0, sequence_s=0.0, prefill=1.0, waited_steps=1.0,

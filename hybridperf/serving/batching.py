@@ -144,9 +144,9 @@ def serve(
                     when_s = free_s[worker] + link.latency_s
                 heapq.heappush(ahead, (when_s, request, 1))
                 continue
-            state.last_s[request] = worker.clock_s
+            state.last_s[request] = ended_s = worker.clock_s + state.late_s[request]
             for follower in followers.get(request, ()):
-                when_s = worker.clock_s + float(requests.arrival_s[follower])
+                when_s = ended_s + float(requests.arrival_s[follower])
                 state.arrival_s[follower] = when_s
                 heapq.heappush(ahead, (when_s, follower, 0))
     return Served(
@@ -166,6 +166,7 @@ class _Sequences:
         self.known = self.prompt.copy()  # tokens there are: the prompt and what was answered
         self.arrival_s, self.scheduled_s = np.full(count, np.nan), np.full(count, np.nan)
         self.first_s, self.last_s = np.full(count, np.nan), np.full(count, np.nan)
+        self.late_s = np.zeros(count)  # of tokens behind a prompt's late kernels
 
 
 class _Worker:
@@ -225,6 +226,9 @@ class _Worker:
             steps = int(min(steps, max((horizon_s - self.clock_s) / first_s + 2, 1)))
         context = keys + gain * np.arange(steps)
         each_s = times.seconds(sequences, context, tokens, chunk_keys)
+        late_s = 0.0
+        if tokens and times.launched_s:
+            late_s = float(times.seconds(sequences, keys, tokens, chunk_keys, True) - each_s[0])
         if self.engine.one_by_one:
             each_s = each_s + self._beside_one_batch(chunk[chunk > 0], chunk_keys)
         ends_s = self.clock_s + np.cumsum(each_s)
@@ -234,7 +238,7 @@ class _Worker:
         self.steps += steps
         self.looked = 0 if tokens else self.looked + steps
         self.gathered = self.gathered + steps if held_back and self.waiting else 0
-        self._advance(run, decodes, chunk, gain * steps)
+        self._advance(run, decodes, chunk, gain * steps, late_s)
         ended = state.known[run] >= self.total[run] - 1e-9
         self.running = run[~ended]
         return run[ended]
@@ -315,7 +319,7 @@ class _Worker:
         return low
 
     def _advance(
-        self, run: np.ndarray, decodes: np.ndarray, chunk: np.ndarray, gain: float
+        self, run: np.ndarray, decodes: np.ndarray, chunk: np.ndarray, gain: float, late_s: float
     ) -> None:
         state = self.state
         prompts = run[chunk > 0]
@@ -327,4 +331,5 @@ class _Worker:
         new = whole[np.isnan(state.first_s[whole])]
         if self.only_prompts:  # what has more tokens is answered by the engine that decodes
             new = new[state.total[new] <= state.known[new]]
-        state.first_s[new] = self.clock_s
+        state.late_s[new] = late_s
+        state.first_s[new] = self.clock_s + late_s

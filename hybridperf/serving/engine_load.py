@@ -125,6 +125,7 @@ class _Asked(NamedTuple):
     decoding: Array  # sequences [..., steps or 1]
     chunks: Array  # tokens of prompts [..., steps]
     told: Callable[[Array], Any]  # by seconds [..., steps]
+    awaited: bool = False  # for the tokens of their prompts
 
 
 def _cycle(
@@ -379,14 +380,15 @@ class _Case:
         found = self.many_s(self.stacked(*sequences), self.stacked(*chunks))
         return [found[..., at] for at in range(len(steps))]
 
-    def many_s(self, decoding: Array, chunks: Array) -> Array:
+    def many_s(self, decoding: Array, chunks: Array, awaited: Array = False) -> Array:
         """Seconds of steps that differ in their sequences and chunks [..., chunks]."""
         keys, chunk_keys = (floats(one)[..., None] for one in (self.keys, self.chunk_keys))
-        return self.engine.times.seconds(decoding, keys, chunks, chunk_keys)
+        return self.engine.times.seconds(decoding, keys, chunks, chunk_keys, awaited)
 
     def answered(self, *asked: _Asked) -> list[Any]:
         """What each tells, by the seconds of all their steps."""
         module = self.module(*(part for one in asked for part in one[:2]))
+        awaited = np.concatenate([np.full(one.chunks.shape[-1], one.awaited) for one in asked])
         shape = np.broadcast_shapes(*(part.shape[:-1] for one in asked for part in one[:2]))
         counts = [one.chunks.shape[-1] for one in asked]
 
@@ -396,7 +398,7 @@ class _Case:
                 [module.broadcast_to(part, (*shape, count)) for part, count in parts], -1
             )
 
-        found, at, told = self.many_s(together(0), together(1)), 0, []
+        found, at, told = self.many_s(together(0), together(1), awaited), 0, []
         for one, count in zip(asked, counts, strict=True):
             told.append(one.told(found[..., at : at + count]))
             at += count
@@ -498,7 +500,7 @@ class _Case:
             return own_s + own.queued * full_s, none_s
 
         chunks = [module.maximum(tokens, 1.0), self.stacked(0.0 * room, room, own_last)]
-        return _Asked(decoding[..., None], module.concatenate(chunks, -1), told)
+        return _Asked(decoding[..., None], module.concatenate(chunks, -1), told, awaited=True)
 
     def shared_s(self) -> Array:
         """That a prompt adds among others on an engine of its own: its share of full chunks."""

@@ -4,6 +4,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.io import installed_hardware, read_table
+from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.price import price
 from hybridperf.ops import EncoderAttention, Gemm, OpCall, PrefillAttention
 from hybridperf.ops.attention_kernels import has_law
@@ -81,3 +82,14 @@ def test_a_card_without_a_power_limit_is_capped_in_its_own_format() -> None:
     row = {"op": "gemm", "dtype": "bf16", "m": 4096, "n": 6144, "k": 4096, "framework": "vllm"}
     (found,) = hp.predict_ops([row], "rtx_pro_6000_server").to_dict(orient="records")
     assert 1.0 < found["predicted_s"] / found["roofline_s"] < 1.4
+
+
+@pytest.mark.parametrize("name", ["gaudi2", "gaudi3", "h20_sxm"])
+def test_attention_of_devices_without_a_known_clock_is_no_sum_of_cycles(name: str) -> None:
+    """Knobs of cycles have no seconds without a clock: a share of the roofline, and a launch."""
+    model = model_or_datasheet(name)
+    for length in (8.0, 4096.0):
+        op = PrefillAttention("bf16", 1.0, length, 32.0, 128.0, 8.0, 0.0, length, 1.0)
+        seconds = float(price(model, [OpCall(op)]).seconds[0])
+        roofline_s = float(price(PerfModel.datasheet(model.device), [OpCall(op)]).seconds[0])
+        assert roofline_s <= seconds < 10.0 * roofline_s + 3e-5

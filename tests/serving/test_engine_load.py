@@ -324,6 +324,23 @@ def test_steps_without_graphs_last_as_long_as_their_launches() -> None:
     assert graph.ttft_s > 0.03
 
 
+def test_prompts_that_join_others_find_their_kernels_launched_ahead() -> None:
+    """A first token waits for 45 us a kernel, those who decode for 12; the simulation too."""
+    effects = dataclasses.replace(NOTHING, launch_s=45e-6)
+    times = made_up().as_run(effects, 2e3)
+    alone, beside = (float(times.seconds(n, 1024.0, 1024.0, 512.0)) for n in (0.0, 8.0))
+    assert alone == pytest.approx(0.09)
+    assert beside == pytest.approx(0.024, rel=0.01)
+    assert times.seconds(8.0, 1024.0, 1024.0, 512.0, True) == pytest.approx(0.09)
+    law = under_load(Engine(times), 8.0, 1024.0, 100.0)
+    outputs = np.random.default_rng(0).integers(80, 121, 400)
+    requests = looping(8, np.full(400, 1024), outputs, start_s=np.arange(8) * 0.13)
+    found = serve(requests, [Engine(times)])
+    assert law.tpot_s == pytest.approx(float(found.tpot_s.mean()), rel=0.03)
+    # late tokens end, and the next requests come, inside steps: half of one more
+    assert law.ttft_s == pytest.approx(float(found.ttft_s.mean()) - 0.5 * law.tpot_s, rel=0.02)
+
+
 def test_tokens_that_drafts_add_cost_the_host_as_much_as_others() -> None:
     effects = dataclasses.replace(NOTHING, gap_s=1e-6, sequence_s=1e-4)
     times = dataclasses.replace(made_up(), kernels=500.0).as_run(effects, made=2.5)
