@@ -9,6 +9,7 @@ from hybridperf.training.steps.memory_fit import (
     fit_memory,
     memory_knobs,
     peak_bytes,
+    starved,
     will_fail,
 )
 from hybridperf.workloads.memory import MEMORY_PRIORS, MemoryKnobs, memory
@@ -104,12 +105,25 @@ def test_more_memory_never_makes_a_step_fail() -> None:
     [
         ({"pp": 4, "accumulation": 2}, True),
         ({"pp": 4, "accumulation": 3}, False),
-        ({"pp": 8}, True),
+        ({"pp": 8}, False),  # a layer each
     ],
 )
 def test_layouts_that_cannot_run(layout, fails) -> None:
     config = TransformerConfig(SMALL, Layout(**{"accumulation": 16, **layout}))
     assert will_fail([config], np.zeros(1), 80e9)[0] == fails
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pp", "fails"),
+    [  # the Ultra-Scale Playbook's 8B ran with a stage a layer wherever it fitted, its 1B did not
+        ({"hidden": 4096, "heads": 32, "layers": 32, "ffn": 14336}, 32, False),
+        ({"hidden": 2048, "heads": 32, "layers": 16, "ffn": 8192}, 16, True),
+    ],
+)
+def test_a_split_by_cost_may_leave_the_last_stages_empty(sizes, pp, fails) -> None:
+    shape = TransformerShape(name="llama", family="llama", vocab=131072, seq=4096, **sizes)
+    config = TransformerConfig(shape, Layout(pp=pp, accumulation=64), stage_split="cost")
+    assert bool(starved(config)) == fails
 
 
 def test_shipped_knobs_say_where_they_come_from() -> None:

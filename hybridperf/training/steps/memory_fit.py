@@ -1,8 +1,8 @@
 """Memory of many steps at once, its knobs from measured peaks, and whether a step will run at all.
 
 A step fails where its fullest rank needs more than the device can give, or where its layout cannot
-run: fewer micro-batches than a pipeline needs to fill (m < p - 1), or no more layers than stages,
-so that one stage has none. Of 858 runs that failed in the sweep this was first fitted to, memory
+run: fewer micro-batches than a pipeline needs to fill (m < p - 1), or a split of the layers that
+leaves a stage empty. Of 858 runs that failed in the sweep this was first fitted to, memory
 alone tells 89 %, both together 95 %. Such rules are a framework's own habits (`starves` in
 `fields/frameworks/`): one of them ends there, others run such layouts slowly.
 
@@ -30,6 +30,7 @@ from hybridperf.workloads.transformer import Layouts
 from hybridperf.workloads.transformer.columns import RECOMPUTE
 from hybridperf.workloads.transformer.config import Configs, TransformerConfig
 from hybridperf.workloads.transformer.framework import framework_habits
+from hybridperf.workloads.transformer.shape import busy_stages
 
 # of what is usable: up to so much more it is not sure that counted bytes do not fit. Peaks of the
 # one framework whose peaks are known scatter by 13 % around counts with fitted knobs
@@ -94,13 +95,14 @@ def will_fail(
 
 def starved(config: TransformerConfig) -> str:
     """Why a framework that needs work on each stage ends this run; "" where it does not."""
-    x, depth = config.layout, config.shape.depth
+    x, shape = config.layout, config.shape
     if x.accumulation < x.pp - 1:
         return (
             f"accumulation {x.accumulation} is less than pp - 1 = {x.pp - 1}, so stages stay empty"
         )
-    if x.pp > 1 and depth <= x.pp:
-        return f"{depth} layers on pp {x.pp} leave a stage without one beside embedding and head"
+    busy = busy_stages(shape.depth, x.pp, config.stage_split, shape.head_layers)
+    if busy < x.pp:
+        return f"{shape.depth} layers and the head leave {x.pp - busy} of {x.pp} stages empty"
     return ""
 
 

@@ -149,6 +149,22 @@ def layers_before(
     return xp.where(stage <= 0, 0, xp.where(stage >= stages, depth, xp.minimum(through, depth)))
 
 
+def busy_stages(depth: int, stages: int, split: str = "even", head_layers: float = 0.0) -> int:
+    """How many stages get a layer or anything after the last layer.
+
+    By cost, nanotron deals out layers, final norm, head, cast and loss in this order and moves on
+    after the block whose cumulative cost passes the share of the stages so far, by one stage at
+    most (`build_model` of huggingface/nanotron `models/base.py`): where a layer is more than a
+    stage's share, the last stages stay empty.
+    """
+    if split == "even":
+        return min(depth, stages)
+    share, stage = (depth + head_layers) / stages, 0
+    for through in (*range(1, depth + 1), depth, depth + head_layers, depth + head_layers):
+        stage += through > share * (stage + 1) * (1 + 1e-9)
+    return min(stage + 1, stages)
+
+
 def layers_by_kind(
     order: Sequence[int], stages: Array, stage: Array, split: str = "even",
     head_layers: float = 0.0,
