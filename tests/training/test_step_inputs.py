@@ -53,7 +53,10 @@ def one(cache, system=None, device=None, **changes):
     ("changes", "rule"),
     [
         ({"grad_accum": 2}, "accumulation 2 is less than pp - 1 = 3"),
-        ({"pp": 8, "dp": 1}, "8 layers on pp 8 leave a stage without one"),
+        (
+            {"pp": 8, "dp": 1, "vocab": 131072},
+            "8 layers and the head leave 2 of 8 stages empty",
+        ),
     ],
 )
 def test_a_rule_of_nanotron_is_nanotrons(cache, changes, rule):

@@ -261,10 +261,12 @@ def test_heads_that_do_not_divide_are_refused_where_the_framework_needs_it_else_
     assert one(**ragged, source="torchtitan").config is None
 
 
-def test_contradictions_are_flagged_and_predicted_by_the_layout() -> None:
+def test_contradictions_are_flagged_and_predicted_by_the_global_batch() -> None:
     row = one(grad_accum=8)
     assert "micro-batch x accumulation x dp = 4 x 8 x 4 = 128, global batch 256" in row.flags[0]
-    assert row.config.layout.accumulation == 8
+    assert "accumulation 16 taken" in row.flags[0]
+    assert row.config.layout.accumulation == 16
+    assert one(grad_accum=8, global_batch=255).config.layout.accumulation == 8
     seconds = 256 * 4096 / 1e5
     assert one(step_time_s=seconds, tokens_per_s=1e5).flags == ()
     assert "tokens/s" in one(step_time_s=seconds, tokens_per_s=2e5).flags[0]

@@ -130,15 +130,17 @@ def contradictions(
     sizes[:, known] = (some.samples, *map(some.each, of_shape))
     batch, seq, parameters, least_flops = sizes
     given = np.array([np.nan if one is None else one for one in global_batches], float)
-    for at in np.flatnonzero((batch[asked] != given[asked]) & ~np.isnan((batch + given)[asked])):
-        config = configs[asked[at]]
+    accumulated = positive_numbers(frame, "grad_accum")
+    for at in np.flatnonzero(~np.isnan((batch + given)[asked] + accumulated)):
+        config, whole = configs[asked[at]], global_batches[asked[at]]
         assert config is not None
-        x = config.layout
-        product = f"{x.micro_batch} x {x.accumulation} x {x.dp} = {x.global_batch}"
-        found[int(at)] = [
-            f"contradiction: micro-batch x accumulation x dp = {product}, global batch"
-            f" {global_batches[asked[at]]}"
-        ]
+        x, times = config.layout, int(accumulated[at])
+        if (product := x.micro_batch * times * x.dp) != whole:
+            taken = f": accumulation {x.accumulation} taken" if x.accumulation != times else ""
+            found[int(at)] = [
+                f"contradiction: micro-batch x accumulation x dp = {x.micro_batch} x {times} x"
+                f" {x.dp} = {product}, global batch {whole}{taken}"
+            ]
     names = ("step_time_s", "tokens_per_s", "tokens_per_s_gpu", "n_gpus", "mfu", "params")
     step_s, tokens_per_s, per_gpu, gpus, percent, own, tflops = (
         positive_numbers(frame, name) for name in (*names, "tflops_gpu")

@@ -187,11 +187,18 @@ def _left(
 def _batches(row: Record, dp: int, pp: int, schedule: str) -> tuple[int, int]:
     """(micro-batch, accumulation); what is missing follows from the global batch, so that the
     schedule runs that a row asks for, "" for none.
+
+    Where all three are given and differ, the global batch is what a step did, which its time and
+    rate belong to: tables count accumulation with or without a pipeline's micro-batches.
     """
     micro_batch, accumulation = row.count("micro_batch"), row.count("grad_accum")
     whole = row.count("global_batch")
     if micro_batch is not None and accumulation is not None:
-        return micro_batch, accumulation
+        of_replica = micro_batch * dp
+        return (
+            micro_batch,
+            whole // of_replica if whole and not whole % of_replica else accumulation,
+        )
     if whole is None:
         raise Refused("expected global_batch, or both micro_batch and grad_accum, got neither")
     if whole % dp:

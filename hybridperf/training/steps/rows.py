@@ -54,6 +54,7 @@ from hybridperf.workloads.transformer.framework import (
 )
 from hybridperf.workloads.transformer.step import refuse_unmodelled
 
+_RANK = "16"  # of adapters where only a model's name says LoRA: adapter_dim of NeMo and of MLPerf
 _FAR = 2.0  # how many times beyond what was measured is said
 _WIDEST_FUSED_HEAD = 256  # of FlashAttention's kernels and cuDNN's
 _NUMBERS, _WORDS = FIELDS.of("numbers"), FIELDS.of("words", "config")
@@ -243,6 +244,7 @@ class _Words:
     @staticmethod
     def of(said: Mapping[str, str], device: str | None, system: str | None) -> _Words:
         """What a record says; what is wrong is remembered, and raised by `layout`."""
+        said = _with_shards(said)
         row, fewer = Record(said), None
         by_source = names.publisher_of(row.text("source"))
         publisher = names.publisher(plain(row.text("publisher")) or by_source)
@@ -253,6 +255,11 @@ class _Words:
                 fewer[1].notes = (open_["note"], *fewer[1].notes)
             said = {**open_["columns"], **said, "model": open_["model"]}
             row = Record(said, [open_["note"]])
+        if plain(row.text("model")).endswith("_lora") and not row.text("adapters"):
+            said = {**said, "adapters": _RANK}
+            row = Record(
+                said, [*row.notes, f"adapters of rank {_RANK} assumed: the name says LoRA"]
+            )
         framework = plain(row.text("framework")) or publisher.get("framework", "")
         found = _Words(said, row.text("source"), framework, publisher, fewer=fewer)
         try:
@@ -437,6 +444,16 @@ def _switches(row: Record) -> dict[str, Any]:
     if (kernel := found.get("attention")) in SHARES:
         found |= {"attention": "fused", "attention_kernel": kernel}
     return found
+
+
+def _with_shards(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """FSDP64 says two fields: weights are sharded, over 64 ranks (FSDP2 is PyTorch's second)."""
+    text = str(said.get("sharding", ""))
+    word, ranks = text.rstrip("0123456789"), text[len(text.rstrip("0123456789")) :]
+    field = FIELDS["sharding"]
+    if not ranks or field.meant(text) is not None or not field.meant(word):
+        return said
+    return {"shard_ranks": int(ranks), **said, "sharding": word}
 
 
 @functools.lru_cache(4096)

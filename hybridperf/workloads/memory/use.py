@@ -258,7 +258,8 @@ def memory_of(
     """Memory of a config's model as its framework runs it, in one layout or columns of them."""
     states = model_states(config.dtype, config.optimizer, config.gradient_bytes)
     trained = config.trained_share
-    states = ModelStates(states.weight, states.gradient * trained, states.optimizer * trained)
+    weight = config.gathered_bytes if config.adapters else states.weight
+    states = ModelStates(weight, states.gradient * trained, states.optimizer * trained)
     layer = _layer(config.dtype, config.quant, config.attention, config.dropout)
     knobs = MemoryKnobs() if knobs is None else knobs
     return _used(config.shape, layouts, layer, states, config.stage_split, None, knobs)

@@ -43,6 +43,10 @@ _UNSIZED = re.compile(
     r"|\d+k|\d{4}|(?:nv|mx)?fp[48](?:-kv)?|w-mxfp4-a-fp8|bf16|fp16|awq|gptq|int[48]|bnb-4bit"
     r"|w\d+a\d+))(?=-|\.|$)"
 )
+# what tables of training runs append: adapters, a release, routing, multi-token prediction, nodes
+_RUN = re.compile(
+    r"(?:-lora|-2\d\.\d\d(?:\.\d\d)?|-\d+-nodes?|-tokendrop|-dropless|-w-(?:o-)?mtp)+$"
+)
 _VERSION = re.compile(r"-v\d+(?:\.\d+)*(?=-|$)")
 _NEEDED = [
     one.name for one in dataclasses.fields(TransformerShape) if one.default is dataclasses.MISSING
@@ -148,7 +152,7 @@ def _keys(name: str) -> Iterator[str]:
     plain = _plain(name)
     hub = _plain(name.rsplit("/", 1)[-1])
     sized = _UNSIZED.sub("", hub).strip("-")
-    for one in (plain, hub, sized, _VERSION.sub("", sized)):
+    for one in (plain, _RUN.sub("", plain), hub, sized, _VERSION.sub("", sized)):
         yield _aliases().get(one, one)
 
 
