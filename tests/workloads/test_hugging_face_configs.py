@@ -54,6 +54,10 @@ PUBLISHED = {  # model: (parameters of the published weights, its config)
     "Mixtral-8x7B": (46702792704, config(
         "mixtral", 4096, 32, 32, 14336, 32000, num_key_value_heads=8, num_local_experts=8,
         num_experts_per_tok=2, tie_word_embeddings=False, sliding_window=None)),
+    "Mistral-Small-4-119B": (119e9, config(
+        "mistral4", 4096, 32, 36, 12288, 131072, n_routed_experts=128, n_shared_experts=1,
+        num_experts_per_tok=4, moe_intermediate_size=2048, q_lora_rank=1024, kv_lora_rank=256,
+        qk_nope_head_dim=64, qk_rope_head_dim=64, v_head_dim=128)),
     "DeepSeek-V2-Lite": (15706484224, config(
         "deepseek_v2", 2048, 16, 27, 10944, 102400, num_key_value_heads=16, q_lora_rank=None,
         n_routed_experts=64, n_shared_experts=2, num_experts_per_tok=6, first_k_dense_replace=1,
@@ -367,6 +371,7 @@ _TEXT_MODELS = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_m
 # of these no sizes are given where a config says nothing, or only their publisher's code knows them
 _WITHOUT_SIZES = (
     "nemotron", "nemotron_h", "deepseek_v2", "kimi_k2", "minimax_text_01", "minimax_m1", "dbrx",
+    "mistral4",
     *_TEXT_MODELS,
 )  # fmt: skip
 # what four layers of others need besides
