@@ -172,14 +172,17 @@ def test_two_systems_give_two_answers(cache):
 
 
 def test_what_is_not_surely_too_large_is_not_called_so(cache):
-    """Counted bytes are 12 % off; a recompute mode that a row leaves open can make it fit."""
+    """Counts of bytes may be 30 % off; a recompute mode that a row leaves open can make it fit."""
     row = FSDP | {"n_gpus": 8, "tp": 1, "dp": 8, "global_batch": 8}
     tried = steps(
         cache, *(row | {"micro_batch": n, "global_batch": 8 * n} for n in (1, 2, 4)),
         row | {"micro_batch": 4, "global_batch": 32, "recompute": "none"},
+        row | {"micro_batch": 8, "global_batch": 64, "recompute": "none"},
         row | {"micro_batch": 4, "global_batch": 32, "recompute": "full"},
     )  # fmt: skip
-    small, *_, open_, none, full = tried.itertuples()
+    small, *_, open_, near, none, full = tried.itertuples()
+    assert pd.isna(near.fits)
+    assert "a chance of 27% to fit" in near.note
     assert small.fits
     assert full.fits
     assert pd.isna(open_.fits)

@@ -570,3 +570,11 @@ def test_only_a_year_and_a_month_are_a_release(said, framework) -> None:
 )
 def test_a_heading_tells_a_release_where_no_column_does(said, framework) -> None:
     assert one(framework="megatron_core", **said).framework == framework
+
+
+def test_shards_over_all_gpus_need_no_degrees() -> None:
+    bare = {"tp": None, "pp": None, "dp": None, "cp": None, "n_gpus": 16, "global_batch": 64}
+    found = one(**bare, sharding="fsdp", micro_batch=1, grad_accum=None)
+    assert (found.config.layout.tp, found.config.layout.pp, found.config.layout.dp) == (1, 1, 16)
+    assert any("tp 1, pp 1 assumed" in note for note in found.notes)
+    assert "expected a layout" in one(**bare, sharding="zero1").note

@@ -164,7 +164,7 @@ def failures(rows: Sequence[ResolvedRow], needed_bytes: np.ndarray) -> tuple[lis
         chance = float(scipy.stats.norm.cdf(np.log(usable / needed) / _COUNTED))
         if chance >= _LEAST_CHANCE and memory_knobs(row.framework) == MemoryKnobs():
             doubts[at] = f"a chance of {chance:.0%} to fit: no peaks of {row.framework} are known"
-        elif row.question.recompute_open:
+        if row.question.recompute_open:
             left_open.append(at)
     for at in itertools.compress(left_open, fitting([rows[at] for at in left_open], "full")):
         doubts[at] = "it fits with full recomputation, and the row leaves that open"

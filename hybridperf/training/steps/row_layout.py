@@ -74,7 +74,13 @@ def row_degrees(row: Record) -> tuple[int, int, int, int]:
     tp, pp, cp = row.count("tp"), row.count("pp"), row.count("cp") or 1
     dp, gpus = row.count("dp"), row.count("n_gpus")
     if tp is None and pp is None and dp is None:
-        raise Refused("expected a layout (tp, pp, dp, or two of them and n_gpus), got none of them")
+        if not gpus or row.word("sharding") not in ("zero2", "zero3", "hsdp"):
+            raise Refused(
+                "expected a layout (tp, pp, dp, or two of them and n_gpus), got none of them"
+            )
+        tp = pp = 1  # who shards weights or gradients over data ranks and says no more
+        row.notes.append("tp 1, pp 1 assumed: all GPUs share the data")
+        row.assumed |= {"tp", "pp"}
     tp, pp = tp or _left(row, "tp", pp, cp, dp, gpus), pp or _left(row, "pp", tp, cp, dp, gpus)
     if dp is None:
         if gpus is None:
