@@ -59,6 +59,9 @@ from .runs.frames import predict_runs as predict_runs
 from .runs.goodput import FailureCycle as FailureCycle
 from .runs.goodput import best_interval as best_interval
 from .runs.goodput import goodput as goodput
+from .runs.rl.frames import predict_rl as predict_rl
+from .runs.rl.frames import rl as rl
+from .runs.rl.plan import rl_plan as rl_plan
 from .runs.run_function import run_function as run_function
 from .runs.run_of_plan import given_step as given_step
 from .runs.run_of_plan import run_cost as run_cost

@@ -24,6 +24,7 @@ from hybridperf.cli.place import jobs, place
 from hybridperf.cli.plan import plan
 from hybridperf.cli.pool import pool
 from hybridperf.cli.predict import predict
+from hybridperf.cli.rl import rl
 from hybridperf.cli.run import run
 from hybridperf.cli.serve import serve
 from hybridperf.cli.steps import steps
@@ -46,6 +47,7 @@ add_commands(
     serve,
     plan,
     run,
+    rl,
     pool,
     place,
     workers,

@@ -78,6 +78,21 @@ def whole_seconds(
     return _Step.of(f, k, (gpu_log, host_log, outer_log)).step_s
 
 
+def forward_seconds(
+    f: StepFeatures, k: StepEffects, gpu_log: Array = 0.0, host_log: Array = 0.0,
+    outer_log: Array = 0.0,
+) -> Array:  # fmt: skip
+    """Seconds of the forward passes alone of steps' micro-batches [N], as log-probabilities take:
+    the slowest stage's of all but one, and one through all stages. Arguments of `step_seconds`.
+    """
+    step = _Step.of(f, k, (gpu_log, host_log, outer_log))
+    xp, (first, other, last, *_) = step.xp, step.stages
+    slowest_s = xp.maximum(xp.maximum(first.forward, other.forward), last.forward)
+    through_s = first.forward + last.forward + xp.maximum(f.stages - 2, 0) * other.forward
+    through_s = xp.where(f.stages == 1, first.forward, through_s)
+    return (f.micro_batches - 1) * slowest_s + through_s + k.fixed_s
+
+
 class _Step(NamedTuple):
     """A step's seconds [N], and what its parts come from."""
 

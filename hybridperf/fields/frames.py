@@ -45,6 +45,7 @@ ANSWERED_BY = {
     "serve": "hybridperf.serving.frames",
     "plans": "hybridperf.training.plans.frames",
     "runs": "hybridperf.runs.frames",
+    "rl": "hybridperf.runs.rl.frames",
 }
 _FIRST = 2048  # rows of the first part of a table; then as many as take about `_PART_S`
 _PART_S = 1.0  # what takes longer shows how far it is

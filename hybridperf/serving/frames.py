@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 from hybridperf.fields.frames import Predict, Question, Rows, as_frame, in_parts
 from hybridperf.io import InputError
 from hybridperf.serving.fit import ServingFit
+from hybridperf.serving.rollouts import rollouts
 from hybridperf.serving.table import COLUMNS, fit_of
 from hybridperf.serving.table import predict_serving as predicted
+
+__all__ = ["QUESTION", "predict_serving", "rollouts"]
 
 if TYPE_CHECKING:
     import pandas

@@ -39,6 +39,11 @@ RUNS = [
     {"step_time_s": 5.0, "steps": 1e5, "n_gpus": n, "gpu": "h100_sxm", "checkpoint": way}
     for n, way in ((1024, "async"), (4096, "memory"), (64, "elsewhere"))
 ]
+RL = [
+    {"model": "llama3-8b", "gpu": "h100_sxm", "n_gpus": 8, "rollouts": 64, "mean_length": mean,
+     "max_length": 1024}
+    for mean in (200, 400, 2000)
+]  # fmt: skip
 PLANS = [
     {"model": "llama3-8b", "system": "dgx_h100", "n_gpus": n, "global_batch": 64, "tp": tp}
     for n, tp in ((8, 2), (16, 2), (8, 3))
@@ -52,6 +57,7 @@ ASKED: dict[str, tuple[list[dict], Callable[..., pd.DataFrame], list[str]]] = {
     "steps": (STEPS, hp.predict_steps, []),
     "serve": (SERVE, hp.predict_serving, []),
     "run": (RUNS, hp.predict_runs, []),
+    "rl": (RL, hp.predict_rl, []),
 }  # fmt: skip
 
 

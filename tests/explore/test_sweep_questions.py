@@ -32,6 +32,8 @@ FIELDS = {
     "plans": {"model": "llama3-8b", "system": "dgx_h100", "n_gpus": [8, 16], "global_batch": 64},
     "runs": {"step_time_s": 5.0, "steps": 1e5, "n_gpus": "512..2048", "gpu": "h100_sxm",
              "checkpoint": "sync,async"},
+    "rl": {"model": "llama3-8b", "gpu": "h100_sxm", "n_gpus": [8, 16], "rollouts": 64,
+           "mean_length": 200, "max_length": 1024},
     "ops": {"op": "gemm", "dtype": ["bf16", "fp32"], "m": "256..1024", "n": 4096, "k": 512},
     "collectives": {"collective": "all_reduce", "bytes": "1024..1048576", "n_gpus": [2, 4],
                     "n_nodes": 1},
@@ -39,7 +41,7 @@ FIELDS = {
 MODEL = {"ops": "h100_sxm", "collectives": "dgx_a100"}
 PREDICT: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "steps": hp.predict_steps, "serve": hp.predict_serving, "plans": hp.predict_plans,
-    "runs": hp.predict_runs, "ops": lambda rows: hp.predict_ops(rows, MODEL["ops"]),
+    "runs": hp.predict_runs, "rl": hp.predict_rl, "ops": lambda rows: hp.predict_ops(rows, MODEL["ops"]),
     "collectives": lambda rows: hp.predict_collectives(rows, MODEL["collectives"]),
 }  # fmt: skip
 

@@ -27,7 +27,7 @@ from hybridperf.serving.open_loop import recorded
 from hybridperf.serving.pools import read_requests, read_types
 
 H100 = load_device("h100_sxm")
-_OWN = {"steps", "serve", "ops", "collectives", "plans", "runs"}
+_OWN = {"steps", "serve", "ops", "collectives", "plans", "runs", "rl"}
 SMALL = [one for one in questions() if one not in _OWN]
 # of ops whose `quant` and `kernel` are others, or that contradict other examples
 _SAID = {"quantise": {"quant": "nvfp4"}, "scale_matrix": {"quant": "nvfp4"}}

@@ -15,8 +15,10 @@ from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.training.steps.adaptation import adaptation
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.full_row import assumed_words
-from hybridperf.training.steps.predict import COLUMNS, as_given
+from hybridperf.training.steps.predict import COLUMNS, as_given, forward_passes_s
 from hybridperf.training.steps.predict import predict_steps as predicted
+
+__all__ = ["QUESTION", "forward_passes_s", "predict_steps", "step_effects"]
 
 if TYPE_CHECKING:
     import pandas

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.engine.closed import step_seconds
+from hybridperf.engine.closed import forward_seconds, step_seconds
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.model import adapted_steps
@@ -124,6 +124,24 @@ def predict_steps(
     out |= {"fits": fits, "note": _notes(resolved, asked, batch.problems, failed, assumed)}
     predicted = frame.rename(columns=kept_as(frame)).assign(**out)
     return PredictedSteps(predicted, known, tuple(remarks))
+
+
+def forward_passes_s(frame: pd.DataFrame) -> np.ndarray:
+    """Seconds of the forward passes alone of each row's step [R], by what is believed of its
+    framework; NaN where a row is not predicted. Arguments of `predict_steps`.
+    """
+    batch, known = shared_price_cache().understand(as_given(frame)), Adaptation({})
+    out = np.full(len(frame), np.nan)
+    for (group, source), here in places_by(
+        zip(batch.groups, [row.source for row in batch.rows], strict=True)
+    ):
+        assert batch.features is not None
+        adapted, _ = known.of(group, source)
+        f = batch.features.picked(here)
+        logs = adapt.predict(adapted, f, batch.cells[here], False).logs
+        seconds = forward_seconds(f, effects_of(adapted.theta), *logs)
+        out[batch.at[here]] = seconds * np.exp(adapted.offset)
+    return out
 
 
 def as_given(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,1 @@
+"""A step of reinforcement learning: rollouts, log-probabilities, training, refit."""

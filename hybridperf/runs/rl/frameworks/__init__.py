@@ -1,0 +1,1 @@
+"""Frameworks of reinforcement learning, a TOML file each (`../framework.py`)."""
