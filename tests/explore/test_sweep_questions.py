@@ -41,7 +41,8 @@ FIELDS = {
 MODEL = {"ops": "h100_sxm", "collectives": "dgx_a100"}
 PREDICT: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "steps": hp.predict_steps, "serve": hp.predict_serving, "plans": hp.predict_plans,
-    "runs": hp.predict_runs, "rl": hp.predict_rl, "ops": lambda rows: hp.predict_ops(rows, MODEL["ops"]),
+    "runs": hp.predict_runs, "rl": hp.predict_rl,
+    "ops": lambda rows: hp.predict_ops(rows, MODEL["ops"]),
     "collectives": lambda rows: hp.predict_collectives(rows, MODEL["collectives"]),
 }  # fmt: skip
 

@@ -67,7 +67,7 @@ def test_a_table_is_answered_part_by_part() -> None:
 
 def test_log_probabilities_are_forward_passes_of_the_same_trainer() -> None:
     config = config_of(ROW | {"recompute": "none"})
-    bare = dataclasses.replace(config.habits, train_longer=1.0, forward_longer=1.0)
+    bare = config.habits.model_copy(update={"train_longer": 1.0, "forward_longer": 1.0})
     one = trained([dataclasses.replace(config, habits=bare, forwards=1)])[0]
     # of three passes of matrices one; the optimizer and gradients' messages are none
     assert 0.2 < one.logprob_s / one.train_s < 0.4
