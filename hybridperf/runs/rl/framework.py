@@ -11,6 +11,9 @@ from hybridperf.hardware.specs import Spec
 from hybridperf.io import shipped_toml, unknown
 
 
+_UNLISTED = "unlisted"  # whose habits count where no framework is told
+
+
 class Recipe(Spec):
     """What a framework's recipe of one model says, in place of its defaults; None: the same."""
 
@@ -28,8 +31,8 @@ class RlFramework(Spec):
     name: str = ""
     says: tuple[str, ...] = ()
     source: str = ""
-    trains: str = "megatron_core"  # framework of its trainer, as rows of training steps name it
-    serves: str = "vllm"  # of its engines
+    trains: str  # framework of its trainer, as rows of training steps name it
+    serves: str  # of its engines
     serving_versions: Mapping[str, str] = {}  # of the engines' framework, by release
     memory_share: float = 0.6  # of a GPU that engines take beside a trainer
     memory_share_apart: float = 0.85
@@ -89,9 +92,7 @@ def rl_frameworks() -> Mapping[str, RlFramework]:
 
 def rl_framework(name: str) -> RlFramework:
     """The habits of a framework by a name of it; `InputError` for one that nobody knows."""
-    known = rl_frameworks()
-    if not name:
-        return RlFramework()
+    known, name = rl_frameworks(), name or _UNLISTED
     for one in known.values():
         if name.lower() in (one.name, *one.says):
             return one

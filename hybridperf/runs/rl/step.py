@@ -336,7 +336,7 @@ def _training_row(config: RlConfig) -> dict[str, Any]:
     row = {
         "model": config.model, "gpu": config.gpu, "system": config.system,
         "n_gpus": config.train_gpus, "seq": seq, "micro_batch": samples,
-        "global_batch": bins * samples, "framework": habits.trains, **layout,
+        "global_batch": bins * samples, "framework": habits.trains, "tp": 1, "pp": 1, **layout,
     }  # fmt: skip
     if config.shape.experts:
         row |= {"routing": habits.routing, "expert_messages": habits.expert_messages}
