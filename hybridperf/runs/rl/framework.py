@@ -10,8 +10,7 @@ from hybridperf.fields.frameworks import files_of, last_release
 from hybridperf.hardware.specs import Spec
 from hybridperf.io import shipped_toml, unknown
 
-
-_UNLISTED = "unlisted"  # whose habits count where no framework is told
+_USUAL = "usual"  # whose habits count where no framework is told
 
 
 class Recipe(Spec):
@@ -92,7 +91,7 @@ def rl_frameworks() -> Mapping[str, RlFramework]:
 
 def rl_framework(name: str) -> RlFramework:
     """The habits of a framework by a name of it; `InputError` for one that nobody knows."""
-    known, name = rl_frameworks(), name or _UNLISTED
+    known, name = rl_frameworks(), name or _USUAL
     for one in known.values():
         if name.lower() in (one.name, *one.says):
             return one
