@@ -63,7 +63,7 @@ class RlFramework(Spec):
 
     def at(self, release: str, model: str, gpus: int) -> tuple[RlFramework, int]:
         """(Its habits in a release, with a model; GPUs that train in its recipe, 0: not told)."""
-        known = last_release(self.since, release) if release else next(reversed(self.since), "")
+        known = last_release(self.since, release) if release else ["", *self.since][-1]
         said, train_gpus = dict(self.since.get(known, {})), 0
         for recipe in self.recipes:
             if recipe.model == model and recipe.gpus in (0, gpus):

@@ -152,7 +152,8 @@ def _best_engine(
     `refused`.
     """
     pinned = [int(said["gen_tp"])] if "gen_tp" in said else None
-    best, best_s, looked = None, np.inf, 0
+    best: RlConfig | None = None
+    best_s, looked = np.inf, 0
     for tp in pinned or [*_powers(_NODE)[::-1], 2 * _NODE, 4 * _NODE, 8 * _NODE]:
         if config.gen_gpus % (tp * config.ranks[1]) or config.shape.heads % tp:
             continue
