@@ -146,7 +146,8 @@ PARTS: dict[str, list[tuple[Any, str, Any]]] = {
               (scores, "held_share", lambda device: 1.0)],
     "doubled lanes": [(machine_facts, "lanes_share", lambda device: 1.0),
                       (borrowed, "lanes_share", lambda device: 1.0)],
-    "share of AMD's": [(machine_facts, "_OF_NVIDIAS_SHARE", 1.0)],
+    "share of AMD's": [(machine_facts, "_OF_NVIDIAS_SHARE", 1.0),
+                       (machine_facts, "_OF_NVIDIAS_MEMORY", 1.0)],
 }  # fmt: skip
 
 

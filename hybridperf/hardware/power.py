@@ -2,7 +2,9 @@
 
 Cards with GDDR memory hold 0.59 TFLOP/s of 16 bits a watt, and no more than the `REACHED_SHARE` of
 their peak that free ones reach: T4 0.56, L40S 0.59, whatever the process; L20 and RTX 4090 need no
-more. Not so Blackwell's (sm_120): requests on an RTX PRO 6000 see tokens too late with that limit.
+more. Less than 0.69 of that none holds, however few its watts: best products in bf16 reach 0.70 of
+an L40S, 0.76 of an RTX 6000 Ada and of an L4 of 72 W (mag-, "gpu_benchmark", 2024). Not so
+Blackwell's (sm_120): requests on an RTX PRO 6000 see tokens too late with that limit.
 Cards with HBM hold less of their clock the more TFLOP/s a watt has to feed: large products of A100,
 H100, GB300 and B200 (0.78, 1.41, 1.79, 2.25 TFLOP/s a watt) show 0.96, 0.89, 0.87 and 0.78 of it.
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 from hybridperf.hardware.specs import DeviceSpec
 
 REACHED_SHARE = 0.83  # of the peak, by large products of cards whose power does not limit them
-_HELD_FLOPS_PER_J = 0.59e12
+_HELD_FLOPS_PER_J, _LEAST_HELD = 0.59e12, 0.69
 _GDDR = ("sm_52", "sm_61", "sm_75", "sm_86", "sm_89", "sm_120")
 _UNLIMITED = "sm_120"
 _LANES_SHARE = {"sm_86": 0.75, "sm_89": 0.75, "sm_90": 0.85}
@@ -35,7 +37,7 @@ def held_share(device: DeviceSpec) -> float:
     if watts is None or peak is None or _UNLIMITED in device.arch:
         return 1.0
     if has_gddr(device):
-        return min(1.0, _HELD_FLOPS_PER_J * watts / (REACHED_SHARE * peak))
+        return min(1.0, max(_HELD_FLOPS_PER_J * watts / (REACHED_SHARE * peak), _LEAST_HELD))
     return min(1.0, _HBM_CLOCK - _HBM_CLOCK_PER_FLOP * peak / watts)
 
 

@@ -39,7 +39,7 @@ from hybridperf.ops import GROUPS, Gpu, Op, columns, columns_of, op_by_name, op_
 from hybridperf.ops.attention import run_by
 from hybridperf.ops.gemm import Product
 from hybridperf.ops.inputs import gpu_inputs
-from hybridperf.ops.quantise import SCHEMES, scheme_dtype
+from hybridperf.ops.quantise import SCHEMES, measured_scheme, scheme_dtype
 from hybridperf.ops.rows import RowMachine, goes_by_rows, is_dated, row_work
 from hybridperf.ops.scores import (
     MOST,
@@ -252,8 +252,10 @@ def with_defaults(rows: FamilyRows, known: Sequence[str]) -> tuple[FamilyRows, n
         here = rows.implementation == slot
         other = slot if slot in known else _known_slot(slot, tuple(known))
         slots[here] = other
-        if (framework := framework_of(other)) != framework_of(slot):
-            assumed[here] = f"no framework given: taken for {framework}"
+        named = framework_of(other)
+        said = [f"no framework given: taken for {named}"] if named != framework_of(slot) else []
+        said += [f"no {one} was measured: by {like}" for one, like in _stood_for(slot, other)]
+        assumed[here] = "; ".join(said)
     return with_slots(rows, slots), assumed
 
 
@@ -296,15 +298,24 @@ def _means(mine: OpImplementation, other: OpImplementation) -> bool:
     named = mine.op in op_names() and is_dated(op_by_name(mine.op)[0].group, other.framework)
     return (
         other.dtype in formats
-        and _quantised(mine) == _quantised(other)
+        and _quantised(other) in (_quantised(mine), _quantised(mine, stands_for=True))
         and (mine.framework == other.framework or (not mine.framework and not named))
         and _same_op(mine.op, other.op)
     )
 
 
-def _quantised(one: OpImplementation) -> list[str]:
-    """Its text without schemes that leave everything in its number format."""
-    return ["" if _UNQUANTISED.get(word) == one.dtype else word for word in one.text]
+def _quantised(one: OpImplementation, stands_for: bool = False) -> list[str]:
+    """Its text without schemes that leave everything in its number format, and, where the kernels
+    of another may stand for a scheme's own, with that one.
+    """
+    kept = ["" if _UNQUANTISED.get(word) == one.dtype else word for word in one.text]
+    return [measured_scheme(word) for word in kept] if stands_for else kept
+
+
+def _stood_for(slot: str, known: str) -> list[tuple[str, str]]:
+    """Schemes that a slot names, each with the one whose kernels stand for it."""
+    pairs = zip(OpImplementation.parse(slot).text, OpImplementation.parse(known).text, strict=False)
+    return [pair for pair in pairs if pair[0] != pair[1] == measured_scheme(pair[0])]
 
 
 def _differs(mine: OpImplementation, other: OpImplementation) -> list[bool]:

@@ -72,7 +72,10 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
         steps = Adaptation.load(path.parent) if os.path.exists(path.parent / STEPS_FILE) else None
         # a model without any row stays the datasheet's roofline
         others = shipped if fields["groups"] or fields["families"] else None
-        return PerfModel(**fields, collectives=fabric, host=host, steps=steps, references=others)
+        usual = others and functools.cache(lambda: _strangers_families(fields["device"]))
+        return PerfModel(
+            **fields, collectives=fabric, host=host, steps=steps, references=others, usual=usual
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise InputError(f"{path} is damaged ({why}); fit the model again") from error

@@ -15,7 +15,9 @@ In 16 bits: `hardware/power.py`, of cards with GDDR memory. With that limit requ
 6000 see first tokens 12 % and tokens 8.5 % too late, without it 7 and 6.
 
 AMD: long products of MI100, MI210 and MI300X reach 0.69 of the share of the matrix peak that
-NVIDIA's reach, in any format.
+NVIDIA's reach; in 16 bits an MI250X reaches 0.9 of it (0.767 of the peak at its best shape, an A100
+0.859; Bekman, "Machine Learning Engineering", 2025). Of the memory's bandwidth MI100 and MI210
+reach 0.75 in plain loops, where NVIDIA's with HBM reach 0.9, and 0.76 of their share in products.
 
 Memory, attention of prompts: an H200 moves no more bytes than an H100, and an A100 as many a cycle
 and multiprocessor: their share of the bandwidth falls as it grows against the chip. By half, in
@@ -40,7 +42,8 @@ _SINGLE_FLOPS_PER_J = 57e9
 _BETTER_SINCE = ((2022, 3.4), (2020, 2.0))
 _ON_MATRIX_UNITS = frozenset({"matmul", "prefill_attention"})
 _NARROW = ("fp16", "bf16", "fp8", "int8", "fp4")
-_OF_NVIDIAS_SHARE = 0.69  # AMD's
+_OF_NVIDIAS_SHARE, _OF_NVIDIAS_MEMORY = 0.69, 0.78  # AMD's, of peak and bandwidth
+_OF_NVIDIAS_NARROW = {"gfx90a": 0.9}  # where that is another in 16 bits and fewer
 # of products on MI100, MI210, MI300X by NVIDIA's constants; of L40S, T4 by those of cards with HBM
 _VENDOR_SD, _MEMORY_KIND_SD = 0.25, 0.2
 # what another laboratory adds to a device left out: what is timed, not silicon
@@ -57,10 +60,13 @@ def machine_of(device: DeviceSpec, family: str) -> Machine:
     if device.kind != "gpu":
         return NO_FACTS
     kind, kind_sd = _kind(device)
+    memory_share = _memory_share(device) if family == _PROMPTS else 1.0
+    if device.vendor == "AMD" and family == "matmul":  # in fp32 its own rows say so
+        memory_share = _OF_NVIDIAS_MEMORY
     return Machine(
         device.clock_hz if family in _BY_CLOCK else None,
         {dtype: share for dtype, share in _sustained(device, family).items() if share < 1},
-        _memory_share(device) if family == _PROMPTS else 1.0,
+        memory_share,
         any(one in device.arch for one in _TAKES_KERNELS),
         kind, _LOOPS_LABORATORY_SD if family in _LOOPS else _LABORATORY_SD, kind_sd,
     )  # fmt: skip
@@ -86,7 +92,8 @@ def _sustained(device: DeviceSpec, family: str) -> dict[str, float]:
         # in 16 bits a law of clock and power brought nothing on A100, H100 and B200 left out
         held |= dict.fromkeys(_NARROW, held_share(device) if has_gddr(device) else 1.0)
     if device.vendor == "AMD" and family in _PRODUCTS:
-        held = {dtype: _OF_NVIDIAS_SHARE for dtype in ("fp32", "tf32", *_NARROW)}
+        narrow = _OF_NVIDIAS_NARROW.get(device.arch.split()[-1], _OF_NVIDIAS_SHARE)
+        held = dict.fromkeys(_NARROW, narrow) | dict.fromkeys(("fp32", "tf32"), _OF_NVIDIAS_SHARE)
     return held
 
 

@@ -60,6 +60,11 @@ class PerfModel:
     references: Callable[[], Sequence[PerfModel]] | None = dataclasses.field(
         default=None, compare=False
     )
+    # families of ops that no relative measured, by what all devices show of them; None: by
+    # `references` alone
+    usual: Callable[[], Mapping[str, AdaptedPrior]] | None = dataclasses.field(
+        default=None, compare=False
+    )
     # whose measurements stand for this device's own; None: it has its own, or none
     stand_in: PerfModel | None = None
 
@@ -115,6 +120,10 @@ class PerfModel:
     def refers(self) -> bool:
         """Whether other devices' calibrations say anything of it: the shipped ones are GPUs'."""
         return self.references is not None and self.device.kind == "gpu"
+
+    def by_prior(self) -> Mapping[str, AdaptedPrior]:
+        """Families that a prior prices: its own, and those that no relative of it measured."""
+        return {**(self.usual() if self.usual else {}), **self.families}
 
     @functools.cached_property
     def alone(self) -> PerfModel:

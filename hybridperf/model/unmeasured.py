@@ -60,7 +60,7 @@ def _of_op(model: PerfModel, call: OpCall) -> tuple[float, str]:
     whose = f"that {source.device} reaches" if source.device else "that devices usually reach"
     believed = f"the share of the peak {whose} is believed"
     if source.code is Code.PRIOR:  # single ops are less sure than the large ones of a step
-        usual, of = ATTENTION_WIDTH if attention else PRODUCTS_WIDTH, model.families[source.what]
+        usual, of = ATTENTION_WIDTH if attention else PRODUCTS_WIDTH, model.by_prior()[source.what]
         width = min(width, float(np.hypot(usual, of.prior.population.stranger_sd)))
         believed = "what other devices show of them is believed"
     what = f"{'attention' if attention else 'products'} in {call.op.peak_dtype}"

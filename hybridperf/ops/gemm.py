@@ -22,7 +22,14 @@ from hybridperf.hardware import DTYPE_BYTES, Unit
 from hybridperf.io.namespace import Array, floats, reals
 from hybridperf.ops.base import Columns, Op, register
 from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log_of, shape_inputs, tails
-from hybridperf.ops.quantise import QUANT, scheme_dtype, scheme_flags, scheme_of
+from hybridperf.ops.quantise import (
+    QUANT,
+    SCHEMES,
+    measured_scheme,
+    scheme_dtype,
+    scheme_flags,
+    scheme_of,
+)
 from hybridperf.ops.roofline import Work, streamed
 from hybridperf.ops.tiles import blocks, product_inputs, product_steps, serial_steps, tile_count
 
@@ -141,14 +148,14 @@ def _(op: Any) -> dict[str, Array]:
 
 @gpu_inputs.register(Product)
 def _(op: Any, gpu: Gpu) -> dict[str, Array]:
-    batch = _batch(op)
-    weight_bytes = scheme_of(op).weight_bytes
+    batch, weight_bytes = _batch(op), scheme_of(op).weight_bytes
+    kernels = SCHEMES[measured_scheme(op.quant)] if op.quant else scheme_of(op)
     return {
         **_fill_inputs(op, gpu, batch),
         **gpu.per_l2(bytes=op.work().bytes, weights=batch * op.k * op.n * weight_bytes),
         "transposed_a": op.transposed_a,
         "transposed_b": op.transposed_b,
-        "weight_bytes": weight_bytes,
+        "weight_bytes": kernels.weight_bytes,
         **scheme_flags(op.quant),
         **(log2_of(batch=batch) if isinstance(op, BatchedGemm) else {"bias": op.bias}),
     }

@@ -34,6 +34,9 @@ class Scheme:
     incoming_bytes: float = WIDE_BYTES
     outgoing_bytes: float = WIDE_BYTES
     finer: str = ""  # the scheme of the same numbers and arithmetic with more scales
+    # the scheme whose kernels stand for its own, which no table has
+    like: str = ""
+    coarser: str = ""  # the scheme of fewer scales that it is never quicker than
 
     @property
     def activation_bytes(self) -> float:
@@ -56,6 +59,18 @@ SCHEMES = {
     "w4a16_mxfp4": Scheme(0.5 + _FP8_SCALE_BYTES / 32),
     "int8_wo": Scheme(1.0),  # one scale per column
     "int4_wo": Scheme(0.5 + 2.0 / 128),  # 16-bit scales per 128 weights
+    # OCP Microscaling Formats 1.0: a scale of a byte for 32 numbers
+    "mxfp8": Scheme(1.0 + 1 / 32, 1.0 + 1 / 32, "fp8", like="fp8_block", coarser="fp8"),
+    "mxfp4": Scheme(0.5 + 1 / 32, 0.5 + 1 / 32, "fp4", like="nvfp4"),
+    # llama.cpp's weights, bytes of a block for its numbers (ggml-common.h)
+    "q8_0": Scheme(34 / 32, like="int8_wo"),
+    "q6_k": Scheme(210 / 256, like="int4_wo"),
+    "q5_k": Scheme(176 / 256, like="int4_wo"),
+    "q5_0": Scheme(22 / 32, like="int4_wo"),
+    "q4_k": Scheme(144 / 256, like="int4_wo"),
+    "q4_0": Scheme(18 / 32, like="int4_wo"),
+    "q3_k": Scheme(110 / 256, like="int4_wo"),
+    "q2_k": Scheme(84 / 256, like="int4_wo"),
     # smooth quantisation: int8 activations come from the op before
     "sq": Scheme(1.0, arithmetic="int8", incoming_bytes=1.0),
 }
@@ -84,8 +99,13 @@ def scheme_dtype(dtype: str, quant: str) -> str:
 
 
 def scheme_flags(quant: str) -> dict[str, Array]:
-    """Which scheme, as one flag each."""
-    return {f"quant_{name}": float(quant == name) for name in SCHEMES}
+    """Which scheme of those that tables have, as one flag each."""
+    return {f"quant_{name}": float(quant == name) for name in SCHEMES if not SCHEMES[name].like}
+
+
+def measured_scheme(quant: str) -> str:
+    """The scheme whose kernels stand for one that no table has; others are their own."""
+    return (SCHEMES[quant].like if quant in SCHEMES else "") or quant
 
 
 _NARROW = [name for name, scheme in SCHEMES.items() if scheme.narrow_bytes]

@@ -8,7 +8,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.hardware import device_names, load_device, load_system
-from hybridperf.model import is_shipped, load_model, model_or_datasheet
+from hybridperf.model import is_shipped, load_model, model_or_datasheet, unmeasured_device
 from hybridperf.model.batch import stacked
 from hybridperf.model.families import gpu_of
 from hybridperf.model.machine_facts import has_gddr
@@ -31,6 +31,19 @@ def gemm(name, **size):
     peaks = load_device(name).peak_flops_per_s
     dtype = next(one for one in ("bf16", "fp16", "fp32") if one in peaks)
     return pd.DataFrame([{"op": "gemm", "m": 8192, "n": 8192, "k": 8192, "dtype": dtype} | size])
+
+
+@pytest.mark.parametrize("name", ["l40s", "rtx_4090"])
+def test_what_no_relative_of_a_calibrated_card_measured_is_priced_as_of_an_uncalibrated_one(name):
+    """In single precision these took the share of a T4's peak, which 70 W hold."""
+    rows = gemm(name, dtype="fp32")
+    told, without = (
+        model.predict_ops(rows).iloc[0]
+        for model in (load_model(name), unmeasured_device(load_device(name)))
+    )
+    assert told["predicted_s"] == pytest.approx(without["predicted_s"], rel=1e-9)
+    assert "no matmul_fp32 of" in told["note"]
+    assert 0.6 < told["roofline_s"] / told["predicted_s"] < 0.9
 
 
 def is_relative_free(name, dtype):

@@ -61,9 +61,17 @@ def test_cards_with_gddr_hold_what_their_watts_feed(device: str, least: float, m
 def test_amds_products_reach_a_smaller_share_of_the_matrix_peak() -> None:
     card = load_device("mi210")
     assert (card.peak("fp32", "matrix"), card.peak("fp32", "vector")) == (45.3e12, 22.6e12)
-    for family, dtype in (("matmul", "bf16"), ("matmul_fp32", "fp32")):
-        assert machine_of(card, family).sustained[dtype] == 0.69
+    # bf16: an MI250X, of the same generation, reaches 0.77 of it where an A100 reaches 0.86
+    for family, dtype, share in (("matmul", "bf16", 0.9), ("matmul_fp32", "fp32", 0.69)):
+        assert machine_of(card, family).sustained[dtype] == share
         assert machine_of(card, family).kind == "AMD"
+    assert machine_of(load_device("mi300x"), "matmul").sustained["bf16"] == 0.69
+
+
+def test_no_card_with_gddr_holds_less_than_was_seen() -> None:
+    """An L4 of 72 W reaches 91 TFLOP/s at its best shape: the watts of a T4 would feed 42."""
+    held = machine_of(load_device("l4"), "matmul").sustained["fp16"]
+    assert 45e12 < held * 0.83 * load_device("l4").peak("fp16", "matrix") < 91e12
 
 
 def test_a_class_without_rows_is_less_sure_and_every_other_laboratory() -> None:

@@ -74,6 +74,36 @@ def test_a_step_multiplies_by_the_library_of_its_framework(h100):
     )
 
 
+def test_schemes_without_rows_go_by_the_kernels_of_their_like():
+    """MXFP8 by those of finer scales, and no quicker than with one scale a tensor, as published
+    kernels and steps on Blackwell have it; weights of llama.cpp move their own bytes.
+    """
+    b200 = load_model("b200_sxm")
+    sizes = [{"op": "gemm", "dtype": "bf16", "m": m, "n": 8192, "k": 8192} for m in (1, 64, 8192)]
+
+    def told(quant):
+        return b200.predict_ops(pd.DataFrame([one | {"quant": quant} for one in sizes]))
+
+    coarse, fine, micro = (told(quant)["predicted_s"] for quant in ("fp8", "fp8_block", "mxfp8"))
+    np.testing.assert_allclose(micro, np.maximum(coarse, fine), rtol=0.01)
+    assert told("mxfp8")["note"].str.contains("no mxfp8 was measured: by fp8_block").all()
+    four, in_blocks = (told(quant)["predicted_s"] for quant in ("mxfp4", "nvfp4"))
+    np.testing.assert_allclose(four, in_blocks, rtol=0.05)
+    small, large = (told(quant)["predicted_s"][0] for quant in ("q2_k", "q6_k"))
+    assert small < told("q4_k")["predicted_s"][0] < large < told("bfloat16")["predicted_s"][0]
+
+
+def test_in_a_step_mxfp8_takes_what_finer_scales_take():
+    """Its inputs are made narrow apart, as fp8's are."""
+    b200 = load_model("b200_sxm")
+    fine_s, micro_s = (
+        seconds(b200, [Gemm("bf16", *map(float, size), quant=quant) for size in SIZES],
+                issued_apart=True)
+        for quant in ("fp8_block", "mxfp8")
+    )  # fmt: skip
+    np.testing.assert_allclose(micro_s, fine_s, rtol=0.02)
+
+
 def test_measured_layers_are_met(h100, data_dir):
     """Large products of TensorRT-LLM's layers in 8 bits, within a few percent in the median."""
     rows = pd.read_csv(data_dir / "compute/aiconfigurator_gemm.csv.gz")

@@ -46,6 +46,8 @@ def test_a_release_that_fuses_gated_experts_leaves_others_as_they_were(cache):
         {"model": MODELS[0], "precision": "bf16", "release": one} for one in ("26.04", "26.06")
     ]
     assert np.divide(*seconds(cache, in_bf16)[::-1]) > 0.92
+    in_blocks = [one | {"precision": "fp8_block"} for one in in_bf16]  # Hopper's scheme, not MXFP8
+    assert np.divide(*seconds(cache, in_blocks)[::-1]) > 0.92
 
 
 def test_experts_of_a_narrower_state_have_fewer_parameters_and_two_products_more():

@@ -26,13 +26,14 @@ from hybridperf.model.stages.closed import (
     floors,
     rooflines,
 )
-from hybridperf.model.stages.family import told_of
+from hybridperf.model.stages.family import by_usual, told_of
 from hybridperf.model.stages.kernel import by_attention_kernel, by_operands, by_variant
 from hybridperf.model.stages.step import NOTHING_S, Machine, Priced, Stage, Step
 from hybridperf.model.stages.who import Who, as_measured, who
 
 SAYS: Mapping[Who, Stage] = {
-    **OWN, Who.FUSED: by_bandwidth, Who.STAND_IN: by_stand_in, Who.BORROWED: by_others,
+    **OWN, Who.FUSED: by_bandwidth, Who.STAND_IN: by_stand_in,
+    Who.USUAL: by_usual, Who.BORROWED: by_others,
 }  # fmt: skip
 CHANGES: tuple[Stage, ...] = (
     by_attention_kernel, by_variant, by_operands, by_varied_knobs,

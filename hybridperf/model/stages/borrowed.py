@@ -51,7 +51,7 @@ from hybridperf.model.stages.family import kernel_floors
 from hybridperf.model.stages.step import NOTHING_S, Machine, Step
 from hybridperf.model.stages.who import as_measured, is_measured, rate
 from hybridperf.ops.attention import PUBLISHED_SHARE
-from hybridperf.ops.quantise import SCHEMES
+from hybridperf.ops.quantise import SCHEMES, measured_scheme
 from hybridperf.ops.rows import RowMachine, goes_by_rows
 
 # of any kernel on any GPU, believed
@@ -270,7 +270,7 @@ def _wider(batch: Batch, device: DeviceSpec) -> Batch | None:
     op: Any = batch.op
     quant = getattr(op, "quant", "")
     wide = {"gemm": "", "moe": "fp8_block"}.get(op.group)
-    if quant != "nvfp4" or wide is None:
+    if measured_scheme(quant) != "nvfp4" or wide is None:
         return None
     return batch.of(dataclasses.replace(op, dtype="fp8", quant=wide), device)
 

@@ -36,17 +36,17 @@ from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import Machine, Step
 from hybridperf.model.stages.who import Who, who
 from hybridperf.ops import Quantise
-from hybridperf.ops.quantise import SCHEMES
+from hybridperf.ops.quantise import SCHEMES, measured_scheme
 from hybridperf.ops.rows import KERNEL_S, goes_by_rows
 
 ELEMENTWISE, BY_ROWS = "elementwise", ("softmax", "norm")  # families of loops
-PRODUCTS, QUANTISE = "matmul", "quantise"
+PRODUCTS, SINGLE, QUANTISE = "matmul", "matmul_fp32", "quantise"
 # elements: milliseconds, far above what a launch costs, and no more than was measured
 LONG_LOOP = 2.0**27
 # seconds over the datasheet's that 99 % of measured rows stay under, besides what the shortest
 # take, of a family, quantised or not; and of what these take
 _MOST = {
-    PRODUCTS: {False: 4.0, True: 25.0}, "matmul_fp32": {False: 10.0}, ELEMENTWISE: {False: 4.4},
+    PRODUCTS: {False: 4.0, True: 25.0}, SINGLE: {False: 10.0}, ELEMENTWISE: {False: 4.4},
     "moe": {False: 16.0, True: 28.0},
     "decode_attention": {False: 85.0},  # a block of threads alone, at worst
 }  # fmt: skip
@@ -79,8 +79,15 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
         Step("form", told.closed_log_s - log_s, source, variance, variance, outside),
         Step("learned", told.log_s - told.closed_log_s, source),
         *_bounds(batch, adapted, told.log_s, log_s, outside, xp),
+        *_coarser(batch, machine, told.log_s, xp),
         *_apart(batch, machine, told.log_s, xp, source),
     ]
+
+
+def by_usual(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """A family that no relative of this device measured, as of a device without a calibration."""
+    model = dataclasses.replace(machine.model, families=machine.model.by_prior())
+    return by_family(batch, machine._replace(model=model), log_s, xp)
 
 
 def _bounds(
@@ -104,6 +111,23 @@ def _bounds(
     return [Step("bound", xp.maximum(bound, least) - log_s, Source(Code.DATASHEET, batch.group))]
 
 
+def _coarser(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """A product with a scale for a few numbers by itself, no quicker than with one a tensor, where
+    kernels of another scheme stand for its own: Transformer Engine's in MXFP8 take 1.05 times those
+    in FP8 on a B300 (its "GEMM Profiling Tutorial"), the B200's with 128 numbers a scale 0.8.
+    """
+    op: Any = batch.op
+    quant = getattr(op, "quant", "") if op.group == "gemm" and not batch.issued_apart else ""
+    coarser = SCHEMES[quant].coarser if quant else ""
+    if not coarser:
+        return []
+    least_s = _family_s(
+        batch.of(dataclasses.replace(op, quant=coarser), machine.device), batch.family, machine, xp
+    )
+    source = Source(Code.BELIEF, coarser, assumed=f"no quicker than in {coarser}")
+    return [Step("scales", xp.maximum(xp.log(least_s) - log_s, 0.0), source)]
+
+
 def told_of(
     batches: Sequence[Batch], machine: Machine
 ) -> dict[int, tuple[FamilyRows, np.ndarray, Predicted]]:
@@ -125,8 +149,8 @@ def told_of(
         together = parts[0][1] if len(parts) == 1 else concatenate([rows for _, rows, _ in parts])
         adapted = machine.model.families[family]
         told, at = predicted(adapted, together, alone), 0
-        if family == PRODUCTS:
-            told = told.moved(_short_of_contained(parts, machine, adapted, told.log_s))
+        if family in (PRODUCTS, SINGLE):
+            told = told.moved(_short_of_contained(parts, machine, adapted, told))
         for batch, rows, assumed in parts:
             found[id(batch)] = rows, assumed, told.rows(slice(at, at + len(batch)))
             at += len(batch)
@@ -135,21 +159,26 @@ def told_of(
 
 def _short_of_contained(
     parts: Sequence[tuple[Batch, FamilyRows, Any]], machine: Machine, adapted: Adapted,
-    log_s: Array,
+    whole: Predicted,
 ) -> Array:  # fmt: skip
     """Logs by which products [R] come out quicker than those of whole tiles of rows inside them,
     and most of what the rest of their rows takes at its roofline.
 
     Tables of some devices hold numbers of rows that fill vectors: of others networks know nothing,
     and by them alone 4,097 rows take a sixth less than 4,096 do. Widths and depths between tiles
-    are the learner's (`ops/gemm.py`).
+    are the learner's (`ops/gemm.py`). In single precision, whose tables hold any number, those of
+    half of their rows count, and only outside what was measured.
     """
-    inner, own, at, start = [], [], [], 0
+    inner, own, at, start, log_s = [], [], [], 0, whole.log_s
     for batch, rows, _ in parts:
         op: Any = batch.op
-        whole = _whole(op.m, batch.xp)
-        if batch.xp is not np or np.any(short := whole != op.m):
-            within = batch.of(dataclasses.replace(op, m=whole), machine.device)
+        if batch.family == SINGLE:
+            beyond = (whole.outside[start : start + len(batch)] > 0) & (batch.size("m") >= 2)
+            contained = batch.xp.where(beyond, op.m / 2, op.m)
+        else:
+            contained = _whole(op.m, batch.xp)
+        if batch.xp is not np or np.any(short := contained != op.m):
+            within = batch.of(dataclasses.replace(op, m=contained), machine.device)
             found, _ = rows_of(within, adapted, machine)
             if batch.xp is np:
                 keep = np.flatnonzero(np.broadcast_to(short, (len(batch),)))
@@ -265,7 +294,8 @@ def _with_bias(slot: str) -> str:
 def _usual_kernel(arch: str, batch: Batch) -> dict[str, str]:
     """Words of the kernel that runs an op on an architecture (`kernels.toml`); empty: not told."""
     table, op = kernel_tables().get(arch.split()[-1], {}), batch.op
-    words = [op.group, batch.framework, getattr(op, "quant", "") or op.dtype, batch.variant]
+    quant = measured_scheme(getattr(op, "quant", ""))
+    words = [op.group, batch.framework, quant or op.dtype, batch.variant]
     for most in range(len(words), 1, -1):
         if found := table.get(" ".join(filter(None, words[:most]))):
             return dict(zip(("framework", "kernel"), found.split(), strict=True))

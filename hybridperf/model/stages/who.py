@@ -5,6 +5,7 @@
     family      rows of this device, or what other devices show of a family (an adapted prior)
     group       rows of this device, by knobs of its own
     stand-in    rows of the device whose calibration stands for this one
+    usual       what all devices show of a family that no relative of this one measured
     borrowed    what other devices' calibrations say (`borrowed.py`)
     datasheet   the roofline
 
@@ -33,7 +34,7 @@ FORMS: Mapping[str, Callable[[Any, images.GpuFacts], Any]] = {
 }  # fmt: skip
 _TWINS = {"fp16": "bf16", "bf16": "fp16"}
 
-Who = enum.Enum("Who", ["FORM", "FUSED", "FAMILY", "GROUP", "STAND_IN", "BORROWED", "DATASHEET"])
+Who = enum.Enum("Who", "FORM FUSED FAMILY GROUP STAND_IN USUAL BORROWED DATASHEET")
 
 
 def who(batch: Batch, model: Any) -> Who:
@@ -49,6 +50,8 @@ def who(batch: Batch, model: Any) -> Who:
     other = model.stand_in
     if other is not None and is_measured(other, as_measured(other, batch)):
         return Who.STAND_IN
+    if model.refers and not batch.inlined and model.usual and batch.family in model.usual():
+        return Who.USUAL
     return Who.BORROWED if model.refers else Who.DATASHEET
 
 

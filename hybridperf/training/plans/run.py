@@ -138,7 +138,7 @@ def plan(
         framework: framework whose habits and memory are assumed; "": Megatron-Core.
         dtype: number format of activations and weights; None, without `quant`: the precision that
             the framework takes on this device.
-        quant: scheme in which layers multiply ("fp8", "fp8_block", "nvfp4"); "": in `dtype`.
+        quant: scheme in which layers multiply ("fp8", "fp8_block", "mxfp8", ...); "": in `dtype`.
         memory_bytes: memory of each device, bytes; None: the datasheet's.
         only: values that fields of a layout may take, `{"tp": [1, 2], "recompute": "none"}`.
         adapted: step effects fitted to measured steps.

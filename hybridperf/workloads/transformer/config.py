@@ -54,7 +54,7 @@ class TransformerConfig:
     # of activations and of the weights that layers read; of a framework that multiplies in 8 bits
     # where a device can, and of devices without bf16: `run_by`
     dtype: str = _AS_FRAMEWORK
-    # scheme in which layers multiply ("fp8", "fp8_block", "nvfp4"); empty: in `dtype`
+    # scheme in which layers multiply ("fp8", "fp8_block", "mxfp8", "nvfp4"); empty: in `dtype`
     quant: str = ""
     gpus_per_node: int = dataclasses.field(default=8, metadata=_ENTERS["sizes"])
     # one kernel, or scores written to memory
