@@ -48,17 +48,22 @@ def main() -> None:
     print(f"{cores}, their gradient by the attention's seconds: {rate:,.0f}/s")
     rate = POINTS / least_s(lambda: under_load(engine, *loads))
     print(f"{cores}, NumPy: {rate:,.0f}/s")
-    rows = pd.DataFrame(
-        {
-            "model_path": "meta-llama/Llama-3.1-8B", "system": "h100_sxm",
-            "backend": rng.choice(["vllm", "sglang"], ROWS),
-            "precision": rng.choice(["fp8", "bf16"], ROWS),
-            "tp_size": rng.choice([1, 2, 4], ROWS), "isl": rng.integers(100, 4000, ROWS),
-            "osl": rng.integers(50, 1000, ROWS), "concurrency": rng.integers(1, 200, ROWS),
-        }
-    )  # fmt: skip
+    rows = asked(ROWS, rng)
     rate = ROWS / least_s(lambda: predict_serving(rows))
     print(f"{cores}, `serve` on {ROWS:,} rows, all different: {rate:,.0f}/s")
+
+
+def asked(number: int, rng: np.random.Generator) -> pd.DataFrame:
+    """Random deployments of an 8B model, all understood."""
+    return pd.DataFrame(
+        {
+            "model_path": "meta-llama/Llama-3.1-8B", "system": "h100_sxm",
+            "backend": rng.choice(["vllm", "sglang"], number),
+            "precision": rng.choice(["fp8", "bf16"], number),
+            "tp_size": rng.choice([1, 2, 4], number), "isl": rng.integers(100, 4000, number),
+            "osl": rng.integers(50, 1000, number), "concurrency": rng.integers(1, 200, number),
+        }
+    )  # fmt: skip
 
 
 def least_s(run: Callable[[], object]) -> float:

@@ -25,11 +25,7 @@ SWEPT = 20_000
 
 def main() -> None:
     """Print all rates."""
-    folder = Path(
-        os.environ.get("HYBRIDPERF_DATA", Path(__file__).parent.parent.parent / "shared" / "data")
-    )
-    rows = pd.read_csv(folder / "training_steps" / "vtrain_steps_dev.csv.gz")
-    rows = rows[rows["source"].eq("vtrain_single_node")].reset_index(drop=True)
+    rows = published()
     rates = [rate(rows) for _ in range(PASSES)]
     print(
         f"{len(rows)} rows: {rates[0]:,.0f} rows/s at first, {max(rates[1:]):,.0f} rows/s after"
@@ -42,6 +38,15 @@ def main() -> None:
         f"{SWEPT:,} rows of a sweep: {max(new[1:]):,.0f} rows/s of new tables,"
         f" {max(again):,.0f} rows/s of the same one"
     )
+
+
+def published() -> pd.DataFrame:
+    """vTrain's layouts of one node."""
+    folder = Path(
+        os.environ.get("HYBRIDPERF_DATA", Path(__file__).parent.parent.parent / "shared" / "data")
+    )
+    rows = pd.read_csv(folder / "training_steps" / "vtrain_steps_dev.csv.gz")
+    return rows[rows["source"].eq("vtrain_single_node")].reset_index(drop=True)
 
 
 def rate(rows: pd.DataFrame) -> float:

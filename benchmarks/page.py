@@ -25,6 +25,8 @@ COMMANDS = {  # section: what is run
     "grid": "bench_grid.py",
     "shard": "bench_shard.py",
     "collectives": "bench_collectives.py",
+    "frames": "bench_frames.py",
+    "gradients": "bench_gradients.py",
     "prior": "bench_prior.py",
     "traces": "bench_traces.py",
     "import": "bench_import.py",

@@ -57,6 +57,7 @@ from .runs.elastic import Workers as Workers
 from .runs.elastic import elastic as elastic
 from .runs.frames import predict_runs as predict_runs
 from .runs.goodput import FailureCycle as FailureCycle
+from .runs.break_even import break_even as break_even
 from .runs.goodput import best_interval as best_interval
 from .runs.goodput import goodput as goodput
 from .runs.rl.frames import predict_rl as predict_rl
@@ -68,8 +69,10 @@ from .runs.run_of_plan import run_cost as run_cost
 from .runs.stragglers import WorkerNoise as WorkerNoise
 from .runs.training_run import RunSettings as RunSettings
 from .runs.training_run import training_run as training_run
+from .runs.updates import accumulation as accumulation
 from .runs.updates import best_shares as best_shares
 from .runs.updates import iterations as iterations
+from .runs.updates import updates_per_s as updates_per_s
 from .serving.frames import predict_serving as predict_serving
 from .serving.function import served_step_function as served_step_function
 from .serving.function import serving_function as serving_function

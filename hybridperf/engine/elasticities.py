@@ -53,15 +53,15 @@ def elasticities(of: Prediction | StepFunction | KnobFunction, result: str = "")
 
 def _of_function(of: KnobFunction, result: str) -> tuple[dict[str, float], dict[str, float], float]:
     """(values, slopes, result) at today's values."""
-    known = jax.eval_shape(of, of.knobs)
-    if isinstance(known, Mapping) and result not in known:
-        raise unknown("result", result, known, f"known are {', '.join(known)}")
-    if result and not isinstance(known, Mapping):
-        raise InputError(f"expected no result of a function that has one, got {result!r}")
 
     def wanted(knobs: Mapping[str, object]) -> jax.Array:
         found = of(knobs)
-        return found[result] if result else found
+        several = isinstance(found, Mapping)
+        if several and result not in found:
+            raise unknown("result", result, found, f"known are {', '.join(found)}")
+        if result and not several:
+            raise InputError(f"expected no result of a function that has one, got {result!r}")
+        return found[result] if several else found
 
     value, slopes = jax.value_and_grad(wanted)(of.knobs)
     values, by_knob = (

@@ -21,7 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import QUICKLY_COMPILED, SOONER_COMPILED, Array, is_traced
+from hybridperf.io.namespace import (
+    QUICKLY_COMPILED,
+    SOONER_COMPILED,
+    Array,
+    array_module,
+    is_traced,
+)
 
 Knobs = Mapping[str, Any]
 """Numbers by name, in dicts."""
@@ -29,6 +35,7 @@ Knobs = Mapping[str, Any]
 # times today's value, either way: in float64, and in float32, where squares must not overflow
 _FARTHEST = {8: 1e9, 4: 1e6}
 T = TypeVar("T")
+Settle = Callable[[Any, Knobs, bool], Any]
 _UNITS = {  # by how a name ends, the first that does
     "_bytes_per_s": "bytes/s", "_bytes_per_s_per_node": "bytes/s",
     "_bytes_per_s_per_gpu": "bytes/s", "_per_s": "1/s", "_per_day": "1/day", "_s": "s", "_w": "W",
@@ -46,7 +53,7 @@ class KnobFunction:
 
     def __init__(
         self, what: str, usual: Knobs, results: Callable[[Any, Knobs], Any],
-        arrays: Callable[[], Any] = tuple,
+        arrays: Callable[[], Any] = tuple, settled: Settle | None = None,
     ):  # fmt: skip
         """A function of numbers.
 
@@ -55,8 +62,10 @@ class KnobFunction:
             usual: today's numbers.
             results: by arrays and all of the numbers, both traced.
             arrays: makes a tree of arrays in JAX' present precision, once for each.
+            settled: as `compiled` takes it.
         """
         self._what, self._usual, self._results, self._arrays = what, usual, results, arrays
+        self._settled = settled
         self._by_precision: dict[Any, Any] = {}
         self.units = units_of(usual)
 
@@ -78,7 +87,7 @@ class KnobFunction:
             InputError: when a knob is unknown or no number.
         """
         whole = completed(self.knobs, knobs)
-        return self._compiled(self._in_precision(), whole)
+        return self._compiled(self._in_precision(), whole, self._settled)
 
     def _in_precision(self) -> Any:
         precision = jnp.result_type(float)
@@ -91,14 +100,17 @@ class KnobFunction:
         return self._results(arrays, within_reach(knobs, self._usual))
 
     @functools.cached_property
-    def _compiled(self) -> Callable[[Any, Knobs], Any]:
+    def _compiled(self) -> Callable[..., Any]:
         return compiled(self._told)
 
 
-def compiled(told: Callable[[Any, Knobs], Any]) -> Callable[[Any, Knobs], Any]:
+def compiled(told: Callable[[Any, Knobs], Any]) -> Callable[..., Any]:
     """A function of arrays and of knobs, compiled: as part of a larger function that is compiled;
     by itself, values and slopes of first order by functions of their own, compiled in a third of
     the time by options that JAX refuses inside another function.
+
+    Its third argument, where there is one, makes arrays, knobs, and whether slopes are asked for
+    arrays with what need not be traced at knobs that are known (`PreparedStep.settled`).
     """
     part, value = jax.jit(told), jax.jit(told, compiler_options=SOONER_COMPILED)
 
@@ -115,20 +127,24 @@ def compiled(told: Callable[[Any, Knobs], Any]) -> Callable[[Any, Knobs], Any]:
 
     slopes = jax.jit(both, compiler_options=QUICKLY_COMPILED)
 
-    def whole(arrays: Any, knobs: Knobs) -> Any:
+    def whole(arrays: Any, knobs: Knobs, settled: Settle | None = None) -> Any:
+        def at_these(knobs: Knobs, with_slopes: bool) -> Any:
+            return arrays if settled is None else settled(arrays, knobs, with_slopes)
+
         if is_traced():
-            return part(arrays, knobs)
+            return part(at_these(knobs, False), knobs)
 
         # of knobs alone: as an argument each array would get slopes of zero, compiled one by one
         @jax.custom_jvp
         def alone(knobs: Knobs) -> Any:
-            return (part if is_traced(knobs) else value)(arrays, knobs)
+            return (part if is_traced(knobs) else value)(at_these(knobs, False), knobs)
 
         @alone.defjvp
         def _(at: tuple[Knobs], ways: tuple[Knobs]) -> tuple[Any, Any]:
+            settled_there = at_these(*at, True)
             if is_traced(at):  # of many points at once, or their own slopes
-                return jax.jvp(functools.partial(part, arrays), at, ways)
-            found, by_knob = slopes(arrays, *at)
+                return jax.jvp(functools.partial(part, settled_there), at, ways)
+            found, by_knob = slopes(settled_there, *at)
             return found, moved(by_knob, *ways)
 
         return alone(knobs)
@@ -178,15 +194,21 @@ def flattened(knobs: Knobs) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield (name,), value
 
 
+def farthest() -> float:
+    """Times today's value that a number counts at most, or at least, in the present precision."""
+    return _FARTHEST[jnp.result_type(float).itemsize]
+
+
 def within_reach(numbers: T, today: T) -> T:
     """A tree of numbers, those farther from today's than counts as that far."""
-    farthest = _FARTHEST[jnp.result_type(float).itemsize]
+    reach = farthest()
 
     def near(value: Any, usual: Any) -> Array:
-        usual = jnp.asarray(usual, jnp.result_type(value))
+        module = array_module(usual)  # bounds of known numbers are constants
+        usual = module.asarray(usual, jnp.result_type(value))
         some = usual > 0
-        most = jnp.where(some, usual * farthest, farthest)
-        return clipped(value, jnp.where(some, usual / farthest, -farthest), most)
+        most = module.where(some, usual * reach, reach)
+        return clipped(value, module.where(some, usual / reach, -reach), most)
 
     return jax.tree.map(near, numbers, today)
 

@@ -38,14 +38,29 @@ import numpy as np
 from hybridperf.collectives.traffic import Links
 from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import makespan
-from hybridperf.engine.knobs import Knobs, clipped, compiled, completed, units_of, within_reach
+from hybridperf.engine.knobs import (
+    Knobs,
+    clipped,
+    compiled,
+    completed,
+    farthest,
+    units_of,
+    within_reach,
+)
 from hybridperf.engine.lower import Lowered, StepProgram, lower
 from hybridperf.engine.prediction import check_backend
 from hybridperf.engine.workload import Workload, priced
 from hybridperf.hardware import LEVELS
-from hybridperf.io.namespace import QUICKLY_COMPILED, Array
+from hybridperf.io.namespace import Array, array_module
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel, Platform, canonical
-from hybridperf.model.alive import MACHINE, AliveCorrections, alive_corrections, in_precision
+from hybridperf.model.alive import (
+    MACHINE,
+    AliveCorrections,
+    CorrectionsNear,
+    alive_corrections,
+    corrections_near,
+    in_precision,
+)
 from hybridperf.model.calls import no_op
 from hybridperf.model.step_effects import NAMES
 from hybridperf.model.step_table import StepTable, split, step_durations
@@ -54,6 +69,7 @@ from hybridperf.ops import GROUPS
 PLATFORM_KNOBS = ("memory_bytes_per_s", "peak_flops_scale")
 LINK_KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 _MOST_SMOOTHING = 8.0  # a plain sum has 1
+_MOST_NEAR = 64  # machines whose corrections are kept
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +78,8 @@ class StepRows:
     """What the durations of a step depend on besides the platform."""
 
     table: StepTable
-    alive: AliveCorrections | None  # None: corrections are held, or depend on no number
+    # None: corrections are held, or depend on no number
+    alive: AliveCorrections | CorrectionsNear | None
 
     def durations(self, platform: Platform, varied: Collection[str] = MACHINE) -> Array:
         """Seconds of each row [U] on a platform; `varied`: fields of `MACHINE` that may differ from
@@ -85,6 +102,10 @@ class PreparedStep:
     rows: StepRows
     platform: Platform  # with the knobs of `groups` alone
     groups: tuple[str, ...]  # of the step's ops, the last repeated up to a power of two
+    # (shift, slopes) of corrections on the machines of the last calls, by logs of their numbers
+    near: dict[tuple[float, ...], tuple[np.ndarray, np.ndarray | None]] = dataclasses.field(
+        default_factory=dict, repr=False
+    )
 
     @staticmethod
     def of(model: PerfModel, workload: Workload, hold_corrections: bool = False) -> PreparedStep:
@@ -109,9 +130,39 @@ class PreparedStep:
     def in_precision(self) -> tuple[StepRows, Platform]:
         """Rows and platform as JAX arrays of its present precision."""
         rows, platform = self.rows, canonical(self.platform)
-        alive = rows.alive and in_precision(rows.alive, rows.table.ops)
+        alive = None
+        if isinstance(rows.alive, AliveCorrections):
+            alive = in_precision(rows.alive, rows.table.ops)
         held = canonical(dataclasses.replace(rows, alive=None))
         return dataclasses.replace(held, alive=alive), platform
+
+    def settled(self, rows: StepRows, knobs: Knobs, with_slopes: bool) -> StepRows:
+        """Rows as `in_precision` gives them, their corrections by NumPy where the numbers of the
+        machine that these depend on are known: JAX traces and compiles none of the price then.
+
+        `with_slopes`: whether slopes by these numbers will be asked for.
+        """
+        alive, l2 = self.rows.alive, LEVELS.index("l2")
+        own = knobs["levels"].get("l2", {}).get("level_bytes", 0.0)
+        told = (knobs["peak_flops_scale"], knobs["memory_bytes_per_s"], own)
+        if not isinstance(alive, AliveCorrections) or array_module(*told) is jnp:
+            return rows
+        of, precision, reach = self.platform, jnp.result_type(float), farthest()
+        today = of.peak_flops_scale, of.memory_bytes_per_s, np.asarray(of.level_bytes)[l2]
+        usual = np.array([float(value) for value in today], precision)
+        numbers = np.clip(np.array(told, precision), usual / reach, usual * reach)
+        there = np.where(usual > 0, numbers / np.where(usual > 0, usual, 1.0), 1.0)
+        key = tuple(there.tolist())
+        shift, by_log = self.near.get(key, (None, None))
+        if shift is None or (with_slopes and by_log is None):
+            if len(self.near) >= _MOST_NEAR:
+                self.near.clear()
+            logs = np.log(there.astype(np.float64))
+            shift, by_log = corrections_near(alive, self.rows.table.ops, logs, with_slopes)
+            self.near[key] = shift, by_log
+        slopes = np.zeros((len(shift), len(MACHINE))) if by_log is None else by_log
+        near = canonical(CorrectionsNear(alive.at, shift, slopes, numbers))
+        return dataclasses.replace(rows, alive=near)
 
     @property
     def knobs(self) -> dict[str, Any]:
@@ -188,18 +239,6 @@ def _seconds(groups: tuple[str, ...]) -> Callable[[Any, Knobs], Any]:
     return compiled(told)
 
 
-def _held_seconds(
-    correction: Array, platform: Platform, program: StepProgram, rows: StepRows
-) -> Array:
-    ops = dataclasses.replace(rows.table.ops, correction=correction)
-    held = StepRows(dataclasses.replace(rows.table, ops=ops), None)
-    return makespan(program, held.durations(platform)[:, None])[0]
-
-
-# level 0: compiled in a third of the time, and what runs once a step takes milliseconds either way
-_held_slopes = jax.jit(jax.grad(_held_seconds, argnums=(0, 1)), compiler_options=QUICKLY_COMPILED)
-
-
 def step_function(
     model: PerfModel, workload: Workload, *, hold_corrections: bool = False
 ) -> StepFunction:
@@ -258,28 +297,15 @@ class StepFunction:
         """
         rows, today, usual = self._arrays()
         whole = completed(usual, knobs)
-        return _seconds(self._step.groups)((self._program, rows, today), whole)
+        return _seconds(self._step.groups)((self._program, rows, today), whole, self._settled)
+
+    def _settled(self, arrays: Any, knobs: Knobs, with_slopes: bool) -> Any:
+        program, rows, today = arrays
+        return program, self._step.settled(rows, knobs, with_slopes), today
 
     def slopes(self) -> dict[str, Any]:
-        """d seconds / d knob at today's values: `jax.grad(self)(self.knobs)`, sooner compiled.
-
-        Those of held corrections come from a function that steps of one structure share; what
-        corrections add is their own slope by three numbers of the machine, times that of the step
-        by each correction.
-        """
-        rows, today, _ = self._arrays()
-        held = dataclasses.replace(rows, alive=None)
-        slopes = _held_slopes(rows.table.ops.correction, today, self._program, held)
-        by_correction, platform = jax.tree.map(np.asarray, slopes)
-        alive = self._step.rows.alive
-        if alive is not None and rows.alive is not None:
-            moved = alive.slopes(self._step.rows.table.ops)
-            more = {name: of @ by_correction[rows.alive.at] for name, of in moved.items()}
-            level_bytes = np.array(platform.level_bytes)
-            level_bytes[LEVELS.index("l2")] += more.pop("level_bytes")
-            more = {name: getattr(platform, name) + value for name, value in more.items()}
-            platform = dataclasses.replace(platform, level_bytes=level_bytes, **more)
-        return self._step.named(platform)
+        """d seconds / d knob at today's values: `jax.grad(self)(self.knobs)`, as floats."""
+        return jax.tree.map(float, jax.grad(self)(self.knobs))
 
     def _arrays(self) -> tuple[StepRows, Platform, dict[str, Any]]:
         """(rows, today's platform, today's knobs) in JAX' present precision."""

@@ -52,7 +52,7 @@ def unlike_function(workers: Sequence[Worker], *, hold_corrections: bool = False
 
     usual = {"machines": rows.machines(), "slower": dict.fromkeys(step.names, 1.0)}
     what = f"seconds of a step of {len(step.names)} workers"
-    return KnobFunction(what, usual, seconds, rows.in_precision)
+    return KnobFunction(what, usual, seconds, rows.in_precision, rows.settled)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,6 +124,15 @@ class _Rows:
     def in_precision(self) -> list[tuple[StepRows, Platform]]:
         """Rows and platform of each step, in JAX' present precision."""
         return [step.in_precision() for _, step in self.steps]
+
+    def settled(
+        self, arrays: list[tuple[StepRows, Platform]], knobs: Knobs, with_slopes: bool
+    ) -> list[tuple[StepRows, Platform]]:
+        """`arrays` at knobs, as `PreparedStep.settled`."""
+        return [
+            (step.settled(rows, knobs["machines"][name], with_slopes), today)
+            for (name, step), (rows, today) in zip(self.steps, arrays, strict=True)
+        ]
 
     def seconds(self, arrays: list[tuple[StepRows, Platform]], knobs: Knobs) -> Array:
         """[U], by what `in_precision` gives."""

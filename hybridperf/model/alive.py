@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.hardware import LEVELS
-from hybridperf.io.namespace import QUICKLY_COMPILED, Array
+from hybridperf.io.namespace import Array
 from hybridperf.model.batch import Batch, different
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, canonical, durations
@@ -44,7 +44,7 @@ from hybridperf.ops import OpCall
 MACHINE = ("peak_flops_scale", "memory_bytes_per_s", "level_bytes")
 """Fields of a `Platform` that corrections depend on; of the levels' bytes that of L2."""
 _L2 = LEVELS.index("l2")
-_STEP = 0.02  # of a log: single precision leaves a slope four digits
+_STEP = 1e-4  # of a log: differences in float64 leave a slope eight digits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,36 +87,13 @@ class AliveCorrections:
         shift = self._over_closed(ops, dataclasses.replace(self.today, **fields), jnp) - self.offset
         return jnp.zeros_like(ops.correction).at[self.at].set(shift)
 
-    def slopes(self, ops: OpTable) -> dict[str, np.ndarray]:
-        """d shift / d number [n] on today's machine, by name of `MACHINE`; of L2's bytes.
-
-        In single precision by differences, which have nothing to compile and are as good.
-        """
-        logs = np.zeros(len(MACHINE))
-        if jnp.result_type(float) == np.float32:
-            moved = _STEP * np.eye(len(MACHINE))
-            ends = [self._at_logs(ops, logs + side * one, np) for one in moved for side in (1, -1)]
-            by_log = (np.array(ends[::2]) - np.array(ends[1::2])) / (2 * _STEP)
-        else:
-            fresh, table = canonical((dataclasses.replace(copy.deepcopy(self), offset=0.0), ops))
-            jacobian = jax.jit(
-                jax.jacfwd(lambda logs, one, ops: one._at_logs(ops, logs, jnp)),
-                compiler_options=QUICKLY_COMPILED,
-            )
-            by_log = np.asarray(jacobian(jnp.asarray(logs), fresh, table)).T
-        today = [getattr(self.today, name) for name in MACHINE]
-        today[-1] = np.asarray(today[-1])[_L2]
-        return {
-            name: of / float(value) for name, of, value in zip(MACHINE, by_log, today, strict=True)
-        }
-
-    def _at_logs(self, ops: OpTable, logs: Array, xp: ModuleType) -> Array:
-        """A(m) - log t0(k0, m) [n] where each of `MACHINE` is exp(logs) [3] times today's."""
-        times = xp.exp(logs)
-        of_levels = xp.where(np.arange(len(LEVELS)) == _L2, times[2], 1.0)
+    def at_logs(self, ops: OpTable, logs: np.ndarray) -> np.ndarray:
+        """A(m) - log t0(k0, m) [n], by NumPy: each of `MACHINE` is exp(logs) [3] times today's."""
+        times = np.exp(logs)
+        of_levels = np.where(np.arange(len(LEVELS)) == _L2, times[2], 1.0)
         scales = dict(zip(MACHINE, (times[0], times[1], of_levels), strict=True))
         fields = {name: getattr(self.today, name) * scale for name, scale in scales.items()}
-        return self._over_closed(ops, dataclasses.replace(self.today, **fields), xp)
+        return np.asarray(self._over_closed(ops, dataclasses.replace(self.today, **fields), np))
 
     def _over_closed(self, ops: OpTable, platform: Platform, xp: ModuleType) -> Array:
         """A(m) - log t0(k0, m) [n]."""
@@ -124,6 +101,47 @@ class AliveCorrections:
         once = {"correction": xp.zeros_like(mine.correction), "times": xp.ones_like(mine.times)}
         closed_s = durations(dataclasses.replace(mine, **once), platform, xp)
         return self.anchors.log_s(platform, xp) - xp.log(xp.maximum(closed_s, NOTHING_S))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CorrectionsNear:
+    """The shift of a table's corrections on one machine, and by which it moves there: what a number
+    and its slope need of `AliveCorrections`, calculated by NumPy, so that JAX compiles no price.
+    """
+
+    at: Array  # int [n] places in the table
+    shift: Array  # [n]
+    by_log: Array  # [n, 3] by the log of each of `MACHINE`
+    numbers: Array  # [3] of `MACHINE` there
+
+    def log_shift(
+        self, ops: OpTable, platform: Platform, varied: Collection[str] = MACHINE
+    ) -> Array:
+        """As `AliveCorrections.log_shift`, linear about the one machine in all of its numbers."""
+        del varied
+        level_bytes = platform.level_bytes[_L2]
+        now = jnp.stack([platform.peak_flops_scale, platform.memory_bytes_per_s, level_bytes])
+        some = self.numbers > 0
+        logs = jnp.log(jnp.where(some, now / jnp.where(some, self.numbers, 1.0), 1.0))
+        shift = self.shift + self.by_log @ logs
+        return jnp.zeros_like(ops.correction).at[self.at].set(shift)
+
+
+def corrections_near(
+    alive: AliveCorrections, ops: OpTable, logs: np.ndarray, with_slopes: bool
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """(shift [n], its slopes [n, 3] by differences where these are asked for) where each of
+    `MACHINE` is exp(logs) [3] times today's.
+    """
+    shift = np.zeros(len(alive.at))
+    if np.any(logs):
+        shift = alive.at_logs(ops, logs) - alive.at_logs(ops, np.zeros_like(logs))
+    if not with_slopes:
+        return shift, None
+    steps = _STEP * np.eye(len(MACHINE))
+    ends = [[alive.at_logs(ops, logs + side * step) for side in (1, -1)] for step in steps]
+    return shift, np.stack([(more - less) / (2 * _STEP) for more, less in ends], 1)
 
 
 def alive_corrections(

@@ -87,7 +87,7 @@ def served_step_function(
 
     return KnobFunction(
         f"seconds of a step that serves {deployment.shape.name}",
-        steps.knobs(sizes, _OF_STEP), seconds, steps.prepared.in_precision,
+        steps.knobs(sizes, _OF_STEP), seconds, steps.prepared.in_precision, steps.settled,
     )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def serving_function(
     every = tuple(one.name for one in dataclasses.fields(ServingEffects) if one.name != "burst")
     return KnobFunction(
         f"operating point of an engine that serves {deployment.shape.name}",
-        steps.knobs(sizes, every), results, steps.prepared.in_precision,
+        steps.knobs(sizes, every), results, steps.prepared.in_precision, steps.settled,
     )  # fmt: skip
 
 
@@ -235,6 +235,11 @@ class _Steps:
             "load": {name: float(value) for name, value in load.items()},
             "effects": {name: float(getattr(self.believed, name)) for name in effects},
         }
+
+    def settled(self, arrays: Any, knobs: Knobs, with_slopes: bool) -> Any:
+        """`arrays` at knobs, as `PreparedStep.settled`."""
+        rows, today = arrays
+        return self.prepared.settled(rows, knobs, with_slopes), today
 
     def times(self, arrays: Any, knobs: Knobs) -> StepTimes:
         """Seconds of steps as the framework runs them."""

@@ -23,6 +23,7 @@ from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
 from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.model import PerfModel, load_model
+from hybridperf.model.alive import AliveCorrections
 from hybridperf.ops import Elementwise, Gemm, OpCall, RmsNorm
 from hybridperf.workloads.serving.deployment import Deployment
 from hybridperf.workloads.serving.layers import ServedCalls
@@ -197,6 +198,31 @@ def test_many_at_once_are_one_after_the_other(products: Workload) -> None:
         predict_batch(load_model("h100_sxm"), products, memory_bytes_per_s=np.asarray(rates)),
         one_by_one, rtol=1e-6,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("times", [(1.3, 0.8, 0.6), (1.0, 1e12, 1.0), (0.0, 1.0, np.inf)])
+def test_a_machine_that_is_known_is_priced_by_numpy(
+    products: Workload, times: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its value and slopes outside `jit` are those of the price that JAX traces inside."""
+    f = step_function(load_model("h100_sxm"), products)
+    at = f.knobs
+    l2 = at["levels"]["l2"]
+    l2["level_bytes"] = l2["level_bytes"] * times[2]
+    at["peak_flops_scale"] = at["peak_flops_scale"] * times[0]
+    at["memory_bytes_per_s"] = at["memory_bytes_per_s"] * times[1]
+    inside = jitted(jax.value_and_grad(lambda knobs: f(knobs)))(at)
+
+    def traced(*_: object) -> None:
+        raise AssertionError("a price was traced")
+
+    monkeypatch.setattr(AliveCorrections, "log_shift", traced)
+    outside = float(f(at)), jax.grad(f)(at)
+    assert outside[0] == pytest.approx(float(inside[0]), rel=2e-5)
+    for one, other in zip(*map(jax.tree.leaves, (outside[1], inside[1])), strict=True):
+        assert float(one) == pytest.approx(float(other), rel=2e-3, abs=1e-30)
+    links = jax.make_jaxpr(lambda value: f({"peak_flops_scale": 2.0, **value}))
+    links({"groups": {"gemm": {"floor_s": 1e-6}}})  # the machine is known, though not all is
 
 
 def test_one_trace_however_often_it_is_called(

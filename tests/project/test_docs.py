@@ -101,6 +101,15 @@ def test_slow_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     run_page(page, ("nightly",))
 
 
+def test_tutorials_and_concepts_take_public_names_alone() -> None:
+    for page in PAGES:
+        if page.parent.name in ("tutorials", "concepts"):
+            private = re.findall(
+                r"^(?:from hybridperf|import hybridperf\.).*", page.read_text(), re.M
+            )
+            assert not private, page.name
+
+
 @pytest.mark.parametrize(
     "page",
     named([*PAGES, *sorted(ROOT.glob("*.md")), *sorted((ROOT / "calibration").glob("*.md"))]),
