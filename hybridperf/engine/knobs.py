@@ -12,6 +12,7 @@ limit to nine digits (six) and no NaN.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -169,7 +170,9 @@ def completed(usual: Knobs, given: Knobs, where: str = "") -> dict[str, Any]:
             raise InputError(f"expected a number for knob {name}, {shape}; use jax.vmap")
         if isinstance(value, int | float | np.number) and not value >= 0:
             raise InputError(f"expected a knob {name} of 0 or more, got {value}; mend it")
-        out[name] = jnp.asarray(value, usual[name].dtype)
+        known = not isinstance(value, jax.core.Tracer)  # and stays so where others are traced
+        with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
+            out[name] = jnp.asarray(value, usual[name].dtype)
     return out
 
 

@@ -123,7 +123,7 @@ class PreparedStep:
         table, alive = dataclasses.replace(table, ops=ops), None
         if not hold_corrections:
             calls = list(split(workload.calls)[0].values())
-            alive = alive_corrections(model, calls or [no_op()], platform)
+            alive = alive_corrections(model, calls or [no_op()], table.ops, platform)
         names = tuple(GROUPS[int(at)] for at in used)
         return PreparedStep(workload, lowered, StepRows(table, alive), platform, names)
 
@@ -132,7 +132,7 @@ class PreparedStep:
         rows, platform = self.rows, canonical(self.platform)
         alive = None
         if isinstance(rows.alive, AliveCorrections):
-            alive = in_precision(rows.alive, rows.table.ops)
+            alive = in_precision(rows.alive)
         held = canonical(dataclasses.replace(rows, alive=None))
         return dataclasses.replace(held, alive=alive), platform
 
@@ -278,8 +278,8 @@ class StepFunction:
 
     @property
     def knobs(self) -> dict[str, Any]:
-        """Today's values, in JAX' present precision."""
-        return self._arrays()[2]
+        """Today's values, in JAX' present precision; a copy, which may be written to."""
+        return jax.tree.map(lambda value: value, self._arrays()[2])
 
     @property
     def units(self) -> dict[str, Any]:

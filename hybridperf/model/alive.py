@@ -136,7 +136,7 @@ def corrections_near(
     """
     shift = np.zeros(len(alive.at))
     if np.any(logs):
-        shift = alive.at_logs(ops, logs) - alive.at_logs(ops, np.zeros_like(logs))
+        shift = alive.at_logs(ops, logs) - alive.offset
     if not with_slopes:
         return shift, None
     steps = _STEP * np.eye(len(MACHINE))
@@ -145,13 +145,14 @@ def corrections_near(
 
 
 def alive_corrections(
-    model: PerfModel, calls: Sequence[OpCall], platform: Platform
+    model: PerfModel, calls: Sequence[OpCall], ops: OpTable, platform: Platform
 ) -> AliveCorrections | None:
     """How the corrections of ops [O] move with the machine; None where none does.
 
     Args:
         model: the machine.
         calls: the ops, in the order of the table that is asked about.
+        ops: that table.
         platform: today's numbers, with the knobs of the groups as that table numbers them.
     """
     at, batches = [], []
@@ -164,11 +165,12 @@ def alive_corrections(
         return None
     places = np.concatenate(at).astype(np.int32)
     today = dataclasses.replace(platform, links=None, effects=None)
-    return AliveCorrections(places, today, np.zeros(len(places)), Anchors(model, tuple(batches)))
+    alive = AliveCorrections(places, today, np.zeros(len(places)), Anchors(model, tuple(batches)))
+    # no shift on today's machine
+    return dataclasses.replace(alive, offset=alive._over_closed(ops, today, np))
 
 
-def in_precision(alive: AliveCorrections, ops: OpTable) -> AliveCorrections:
-    """As JAX arrays of its present precision, with the offset: no shift on today's machine."""
-    offset = alive._over_closed(ops, alive.today, np)
+def in_precision(alive: AliveCorrections) -> AliveCorrections:
+    """As JAX arrays of its present precision."""
     # arrays that JAX has not met in another precision, see `io.namespace`
-    return canonical(dataclasses.replace(copy.deepcopy(alive), offset=offset))
+    return canonical(copy.deepcopy(alive))
