@@ -229,7 +229,7 @@ def seconds_at(
 
 
 @functools.cache
-def _seconds(groups: tuple[str, ...]) -> Callable[[Any, Knobs], Any]:
+def _seconds(groups: tuple[str, ...]) -> Callable[..., Any]:
     """`seconds_at` by (program, rows, today's platform) and knobs."""
 
     def told(arrays: Any, knobs: Knobs) -> Array:
