@@ -53,11 +53,11 @@ from .ops.embedding_bag import lookup_calls as lookup_calls
 from .report.calibration import calibration_pictures as calibration_pictures
 from .report.calibration import calibration_report as calibration_report
 from .report.step_plot import step_plot as step_plot
+from .runs.break_even import break_even as break_even
 from .runs.elastic import Workers as Workers
 from .runs.elastic import elastic as elastic
 from .runs.frames import predict_runs as predict_runs
 from .runs.goodput import FailureCycle as FailureCycle
-from .runs.break_even import break_even as break_even
 from .runs.goodput import best_interval as best_interval
 from .runs.goodput import goodput as goodput
 from .runs.rl.frames import predict_rl as predict_rl
