@@ -70,7 +70,7 @@ def config_of(said: Mapping[str, Any]) -> RlConfig:
         gpus if shared else train_gpus, staleness, rollouts,
         int(said.get("train_batch", rollouts)), prompt, float(said["mean_length"]), longest,
         float(said.get("spread", framework.spread)), _engine(said, framework),
-        (*(int(said.get(f"gen_{name}", 1)) for name in ("tp", "pp", "ep")),),
+        (int(said.get("gen_tp", 1)), int(said.get("gen_pp", 1)), int(said.get("gen_ep", 1))),
         {column: said[name] for name, column in _OF_TRAINER.items() if name in said},
         framework.policy_logprobs + reference + algorithm.critics, 1 + algorithm.critics,
         algorithm.rejected, float(said.get("memory_share", 0.0)),

@@ -276,9 +276,9 @@ def trained(configs: Sequence[RlConfig]) -> list[Trained]:
     found = answering("steps").predict_steps(frame)
     fits = [one is pd.NA or bool(one) for one in found["fits"]]  # not sure: it may
     tried: dict[int, list[int]] = {}
-    for row, at in enumerate(whose):
-        tried.setdefault(at, []).append(row)
-    chosen = {at: next((row for row in some if fits[row]), some[-1]) for at, some in tried.items()}
+    for place, at in enumerate(whose):
+        tried.setdefault(at, []).append(place)
+    chosen = {at: next((one for one in some if fits[one]), some[-1]) for at, some in tried.items()}
     forwards = answering("steps").forward_passes_s(frame.iloc[[*chosen.values()]])
     forward_s = dict(zip(chosen, forwards.tolist(), strict=True))
     out = []
@@ -348,7 +348,7 @@ def _packing(
     batch: int, rollouts: int, prompt: int, mean: float, longest: int, spread: float, packs: bool
 ) -> tuple[int, int]:
     """(Micro-batches of an optimizer step, its tokens)."""
-    lengths = prompt + answer_lengths(batch, rollouts, mean, longest, spread)
+    lengths: np.ndarray = prompt + answer_lengths(batch, rollouts, mean, longest, spread)
     bins = packed(lengths, prompt + longest) if packs else batch
     return bins, int(lengths.sum())
 
