@@ -8,6 +8,10 @@ so that all multiprocessors work (`reduction_split_factor` in torch/_inductor/ch
 of a batch norm is a kernel of parts, one of their sums, and a loop that reads everything again (a
 ResNet-50 on an H100 had 2.5 forward and 2.9 backward). So is that of a group norm, whose groups and
 channels are summed apart (as a U-Net on an H200 had them).
+
+Images lie pixel by pixel in all of a graph, or stay as they are (`decide_layout_opt` in
+torch/_inductor/graph.py): pixel by pixel, unless convolutions in groups of several channels, or
+such as make few channels of many, would lose by it.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hybridperf.ops import (
+    Convolution,
     Copy,
     Elementwise,
     Fused,
@@ -32,12 +37,16 @@ from hybridperf.workloads.programs.in_program import lives, most_alive_bytes
 from hybridperf.workloads.programs.torch.calls import Tensor
 from hybridperf.workloads.programs.torch.eager import by_rows, is_bag
 from hybridperf.workloads.programs.torch.loops import resized
-from hybridperf.workloads.programs.torch.record import OPTIMIZER, CapturedOp
+from hybridperf.workloads.programs.torch.record import BACKWARD, FORWARD, OPTIMIZER, CapturedOp
 
 PricedOp = tuple[CapturedOp, tuple[OpCall, ...]]
 
 _LOOPS = (Elementwise, Fused, Copy, Gather, Norm, RmsNorm, Reduction, Softmax)
 
+# flops pixel by pixel over those plane by plane, as Inductor counts convolutions in inference; in a
+# graph that trains one of them decides
+_IN_GROUPS, _SMALL, _TO_FEWER, _USUAL = 1.358, 0.783, 0.725, 0.823
+_SMALL_CHANNELS, _FEW_CONVOLUTIONS = 64, 300  # ops of a graph for each convolution
 _OF_PARTS = OpCall(Reduction("fp32", rows=512.0, cols=64.0))  # a launch more than anything
 
 
@@ -48,6 +57,30 @@ def compiled(ops: Sequence[PricedOp], kept_bytes: float) -> tuple[list[PricedOp]
     kernels = joined([piece for op, calls in ops for piece in _pieces(op, calls)])
     needed = readers_of(kernels)
     return [_one(kernel, needed) for kernel in kernels], kept_bytes + _alive_bytes(kernels, needed)
+
+
+def stays_in_planes(ops: Sequence[PricedOp]) -> bool:
+    """Whether Inductor leaves the images of a graph as they are, instead of pixel by pixel."""
+    found = [
+        (op, float(calls[0].op.work().flops))
+        for op, calls in ops
+        if op.phase == FORWARD and calls and isinstance(calls[0].op, Convolution)
+    ]
+    if len(ops) >= _FEW_CONVOLUTIONS * len(found):
+        return True
+    kinds = list[float]()
+    for op, _ in found:
+        c_out, c_in, kernel = op.call.single(1)[0].shape[:3]  # of a group
+        small = c_out <= _SMALL_CHANNELS and c_in <= _SMALL_CHANNELS
+        kinds.append(
+            _IN_GROUPS if c_in > 1 and c_in < op.call.single(0)[0].shape[1]
+            else _SMALL if small
+            else _TO_FEWER if 2 * c_out <= c_in and kernel > 1 else _USUAL
+        )  # fmt: skip
+    if any(op.phase == BACKWARD for op, _ in ops):
+        return not {_IN_GROUPS, _TO_FEWER}.isdisjoint(kinds) or {*kinds} == {_SMALL}
+    flops = [flops for _, flops in found]
+    return sum(kind * one for kind, one in zip(kinds, flops, strict=True)) > sum(flops)
 
 
 def _alive_bytes(kernels: Sequence[Kernel], needed: dict[int, set[Kernel]]) -> float:
@@ -93,7 +126,7 @@ def _pieces(op: CapturedOp, calls: tuple[OpCall, ...]) -> list[Piece]:
 def _piece(op: CapturedOp, calls: tuple[OpCall, ...]) -> Piece:
     size = 0  # elements over which it loops, if it is compiled
     looped = op.phase != OPTIMIZER and not is_bag(op.call)
-    if looped and len(calls) == 1 and isinstance(calls[0].op, _LOOPS):
+    if looped and len(calls) == 1 and not calls[0].variant and isinstance(calls[0].op, _LOOPS):
         # of a lookup only what it makes: its table is not read
         read = [] if isinstance(calls[0].op, Gather) else op.call.read
         size = max((one.elements for one in (*read, *op.call.written)), default=0)

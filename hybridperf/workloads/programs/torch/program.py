@@ -136,6 +136,7 @@ def workload_of(
     if not any(calls or is_message(op) for op, calls in placed):
         raise InputError(f"{captured.name}: no op of it launches a kernel; expected a step")
     peak_bytes = captured.peak_bytes
+    planes = not compiled or inductor.stays_in_planes(placed)
     if compiled:
         placed, peak_bytes = inductor.compiled(placed, captured.kept_bytes)
     elif backend == "gpu":
@@ -149,7 +150,8 @@ def workload_of(
         graph, found = in_turn((label_of(placed[at][0]), call) for at, call in calls)
         rows = {(call, StepPlace()): row for call, row in found.items()}
     else:
-        graph, rows = on_streams(_issued(placed, captured.updated, gpus_per_node, compiled))
+        issued = _issued(placed, captured.updated, gpus_per_node, compiled, planes)
+        graph, rows = on_streams(issued)
     framework = "" if backend == "cpu" else framework_of_programs(compiled)
     kernels = (call for _, calls in placed for call in calls)
     left_out = Counter(op.call.kind for op in captured.ops if op.call.kind in ignored)
@@ -166,10 +168,12 @@ def workload_of(
 
 
 def _issued(
-    placed: Sequence[PricedOp], updated: int, gpus_per_node: int, compiled: bool
+    placed: Sequence[PricedOp], updated: int, gpus_per_node: int, compiled: bool, planes: bool
 ) -> Iterator[Issued]:
-    """What ops issue. Who sends fills its buffers in place; what made room for a message (FSDP2's
-    copies into the buffer that is gathered) goes with it on its stream.
+    """What ops issue; `planes`: images lie as the program has them.
+
+    Who sends fills its buffers in place; what made room for a message (FSDP2's copies into the
+    buffer that is gathered) goes with it on its stream.
     """
     for op, calls in placed:
         label, read, written = label_of(op), _storages(op.call.read), _storages(op.call.written)
@@ -184,7 +188,7 @@ def _issued(
             continue
         kernels = tuple(
             Launched(
-                as_run(op, kernel, compiled),
+                as_run(op, kernel, compiled, planes),
                 StepPlace(role_in_step(op, kernel), launched(kernel)),
                 launch_of(op, kernel, at > 0, compiled),
             )
@@ -229,18 +233,20 @@ def on_host(op: CapturedOp) -> bool:
     return op.phase == OPTIMIZER and all(not tensor.shape for tensor in tensors)
 
 
-def as_run(op: CapturedOp, call: OpCall, compiled: bool) -> Call:
+def as_run(op: CapturedOp, call: OpCall, compiled: bool, planes: bool = True) -> Call:
     """A kernel of an op in a step; fused attention is PyTorch's own, as in any step of
-    torchtitan's. Inductor orders and pads what its kernels read, eager PyTorch does not.
+    torchtitan's. Inductor orders and pads what its products read, eager PyTorch does not.
+
+    `planes`: images of convolutions lie as the program has them.
     """
     if isinstance(call.op, Attention) and call.op.element_bytes == _KERNEL_BYTES:
         call = replace(call, kernel=_ATTENTION_KERNEL)
+    left = op.call.tensor(1 if op.call.kind in _ADDED_FIRST else 0)
+    if planes and isinstance(call.op, Convolution) and left is not None:
+        in_planes = float(is_channels_first(call.op, left.strides))
+        call = replace(call, op=replace(call.op, channels_first=in_planes))
     if compiled:
         return call_in_step(call)
-    left = op.call.tensor(1 if op.call.kind in _ADDED_FIRST else 0)
-    if isinstance(call.op, Convolution) and left is not None:
-        planes = float(is_channels_first(call.op, left.strides))
-        call = replace(call, op=replace(call.op, channels_first=planes))
     # of weights' gradients: turned, so that tokens are summed over
     return call_in_step(call, "k" if left is not None and left.transposed else "m")
 
