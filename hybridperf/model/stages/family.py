@@ -178,8 +178,8 @@ def _short_of_contained(
         else:
             contained = _whole(op.m, batch.xp)
         if batch.xp is not np or np.any(short := contained != op.m):
-            within = batch.of(dataclasses.replace(op, m=contained), machine.device)
-            found, _ = rows_of(within, adapted, machine)
+            inside = batch.of(dataclasses.replace(op, m=contained), machine.device)
+            found, _ = rows_of(inside, adapted, machine)
             if batch.xp is np:
                 keep = np.flatnonzero(np.broadcast_to(short, (len(batch),)))
                 found, rows = found.rows(keep), rows.rows(keep)
@@ -192,7 +192,8 @@ def _short_of_contained(
     if not inner:
         return 0.0
     rows, least_s = ((concatenate(each) if len(each) > 1 else each[0]) for each in (inner, own))
-    told = predicted(adapted, rows).log_s + np.log(_CONTAINED)
+    within = predicted(adapted, rows)
+    told = within.log_s + np.log(_CONTAINED)
     module = array_module(told, log_s)
     # with three quarters of what the rest takes at its roofline seconds have slopes; all of it
     # passes what the next whole tile takes, whose products reach more of the peak
@@ -200,6 +201,8 @@ def _short_of_contained(
     least = module.log(module.exp(told) + 0.75 * module.maximum(beside, 0.0))
     places = np.concatenate(at)
     more = module.maximum(least - log_s[places], 0.0)
+    if parts[0][0].family == SINGLE:  # what lies farther from the rows says nothing of the nearer
+        more = module.where(within.outside <= whole.outside[places], more, 0.0)
     return put(module.zeros(len(log_s)), (places,), more)
 
 
