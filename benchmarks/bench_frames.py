@@ -30,7 +30,7 @@ def ops(number: int, rng: np.random.Generator) -> pd.DataFrame:
     product = rng.random(number) < 0.5
     sizes = {name: np.round(2 ** rng.uniform(4, 13, number)) for name in ("m", "n", "k")}
     return pd.DataFrame(
-        {"op": np.where(product, "gemm", "elementwise"), "dtype": "bf16"}
+        {"op": np.where(product, "gemm", "gelu"), "dtype": "bf16"}
         | {name: np.where(product, values, np.nan) for name, values in sizes.items()}
         | {"rows": np.where(product, np.nan, sizes["m"]),
            "cols": np.where(product, np.nan, sizes["n"])}
