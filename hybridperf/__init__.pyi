@@ -29,6 +29,7 @@ from .explore.searches.run import search as search
 from .explore.sharding.run import shard as shard
 from .explore.sweeps.plot import plot_grid as plot_grid
 from .explore.sweeps.run import sweep as sweep
+from .fields.frames import assumed as assumed
 from .hardware import Host as Host
 from .hardware import load_device as load_device
 from .hardware import load_system as load_system
@@ -89,7 +90,6 @@ from .training.plans.report import plan_report as plan_report
 from .training.plans.run import Plan as Plan
 from .training.plans.run import plan as plan
 from .training.steps.frames import predict_steps as predict_steps
-from .training.steps.full_row import assumed as assumed
 from .validate.measured_steps import measure as measure
 from .workloads.dlrm import DlrmConfig as DlrmConfig
 from .workloads.dlrm import dlrm as dlrm

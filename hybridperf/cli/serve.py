@@ -44,6 +44,7 @@ def serve(
     top: int = 10,
     html: Path | None = None,
     why: bool = False,
+    explain: bool = False,
 ) -> int:
     """Predict each row of a table of served models: time to first token, time per output token,
     throughput, memory. With --shape instead: all ways to serve a model on some GPUs, ranked by
@@ -64,6 +65,8 @@ def serve(
       predicted_tokens_per_s_gpu    output tokens of all requests, per GPU
       memory_bytes, fits            of a GPU that decodes; whether weights and a request fit
       note                          why a row is not predicted, what was assumed
+      assumed                       with --explain: every column that is read and left empty, with
+                                    the value that was assumed; in the table, it changes nothing
 
     Columns of --requests:
 
@@ -83,11 +86,11 @@ def serve(
                     f"expected {option} with --shape, got it with a table of rows, whose columns"
                     " say how they are served; leave it out"
                 )
-        return of_rows(rows, out, fit_on or [], model, save)
-    if rows is not None or save:
+        return of_rows(rows, out, fit_on or [], model, save, explain)
+    if rows is not None or save or explain:
         raise common.wrong(
-            "expected --shape without rows and --save, got both; rows are predicted, shapes are"
-            " deployed"
+            "expected --shape without rows, --save and --explain, got both; rows are predicted,"
+            " shapes are deployed"
         )
     if not system:
         raise common.wrong("expected --system with --shape, such as h200, got none")
@@ -102,8 +105,9 @@ def serve(
 
 
 def of_rows(
-    rows: Path, out: Path | None, fit_on: list[Path], model: Path | None, save: Path | None
-) -> int:
+    rows: Path, out: Path | None, fit_on: list[Path], model: Path | None, save: Path | None,
+    explain: bool = False,
+) -> int:  # fmt: skip
     """A table, predicted; the exit status."""
     import pandas as pd
 
@@ -119,7 +123,7 @@ def of_rows(
     frame = read_table(rows)
     common.compilation_cache()
     fit = _fit(fit_on, model)
-    predicted = predict_serving(frame, fit=fit)
+    predicted = predict_serving(frame, fit=fit, explain=explain)
     if save:
         measured = pd.concat([read_table(path) for path in fit_on], ignore_index=True)
         print(f"a model of {saved(save, fit, measured)} with these effects in {save}")

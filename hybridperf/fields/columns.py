@@ -141,6 +141,18 @@ def _joined(
     return found
 
 
+def said_in_texts(record: Mapping[str, object], fields: Fields) -> dict[str, str]:
+    """Fields that texts of a row say as NAME=VALUE, parted by semicolons (`Field.in_text`); of two
+    that say one, the first.
+    """
+    said: dict[str, str] = {}
+    for text in record.values():
+        for part in text.split(";") if isinstance(text, str) and "=" in text else ():
+            name, _, value = part.partition("=")
+            said.setdefault(name.strip(), value.strip())
+    return {one.name: said[one.in_text] for one in fields if said.get(one.in_text)}
+
+
 def values_in(record: Mapping[str, object], fields: Fields) -> dict[str, Any]:
     """What a row says, by field: whole numbers, numbers, true and false of flags, words, texts.
 

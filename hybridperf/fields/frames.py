@@ -64,6 +64,7 @@ class Question:
         registry: of its fields (`fields_of`); "": read by op or collective.
         settings: arguments of `predict` that name a model's folder or a file of effects.
         chunk: rows of a sweep that are done together.
+        assumed: what is assumed of a table where it says nothing (`assumed`); None: nothing is.
     """
 
     predict: Callable[..., Predict]
@@ -72,6 +73,7 @@ class Question:
     registry: str = ""
     settings: tuple[str, ...] = ()
     chunk: int = 32768
+    assumed: Callable[..., pandas.DataFrame] | None = None
 
     def results(self) -> dict[str, type]:
         """Columns that are added: numbers, bool (which may be unknown) or words."""
@@ -100,6 +102,52 @@ def question_of(name: str) -> Question:
     """What tables can be asked under a name; `InputError` as of `answering`."""
     found: Question = answering(name).QUESTION
     return found
+
+
+def assumed(rows: Rows, question: str = "steps", **place: str | None) -> pandas.DataFrame:
+    """What is assumed of rows of a question where they say nothing, in its columns.
+
+    `rows.fillna(hp.assumed(rows))`, with the columns that it lacks, is predicted alike, and so is
+    a table with any part of them.
+
+        hp.assumed({"model": "llama3-8b", "gpu": "h100_sxm", "n_gpus": 8, "global_batch": 8})
+        hp.assumed([{"model": "llama3-8b", "gpu": "h100_sxm", "backend": "vllm", "isl": 1024,
+                     "osl": 256, "concurrency": 16}], "serve")
+
+    Args:
+        rows: R rows, or one, in the columns of the question's command (`hybridperf steps --help`).
+        question: "steps" or "serve".
+        place: `device` and `system` of steps, in place of the rows' own.
+
+    Returns:
+        A table of R rows with the index of `rows`: a column for each that is read and that any row
+        leaves open, empty where a row says it itself and where it cannot be predicted.
+
+    Raises:
+        InputError: for a device, system or column that nobody knows, a table without a model, and
+            a question of which nothing is assumed.
+    """
+    found = question_of(question).assumed
+    if found is None:
+        raise InputError(f"expected steps or serve, whose rows leave things open, got {question!r}")
+    frame = as_frame(rows)
+    if question != "steps" and place:
+        raise InputError(
+            f"expected {next(iter(place))} in a column of rows of {question}, got it apart"
+        )
+    return found(frame, **place)
+
+
+def in_words(assumed: pandas.DataFrame) -> list[str]:
+    """Each row [R] of what is assumed as words that commands take: `tp=1 sharding=zero1`."""
+    return [
+        " ".join(
+            f'{name}="{said}"' if " " in str(said) else f"{name}={said}"
+            for name, said in row.items()
+            if said is not None and said is not np.nan
+        )
+        for row in assumed.to_dict("records")
+    ]
 
 
 def as_frame(rows: Rows) -> pandas.DataFrame:

@@ -14,6 +14,8 @@ A table of a file here is a field:
     spelt      by alias, what that alias' own values mean (use_distributed_optimizer: yes is zero1)
     scaled     by alias, the factor from its unit to the field's
     prefixes   of the same field of several things: prefill_tp_size, decode_tp_size; "" is itself
+    in_text    NAME of NAME=VALUE in texts of other columns that say it, too, parts of which are
+               separated by semicolons: how published tables have what they have no column for
     prose      free text, which no other column is taken to misspell
     least, most  of a number, where they are not those of its kind
     needed     of a small table (`tables.toml`): whether a row must say it
@@ -72,6 +74,7 @@ class Field:
     spelt: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     scaled: Mapping[str, float] = dataclasses.field(default_factory=dict)
     prose: bool = False
+    in_text: str = ""
     least: float | None = None
     most: float | None = None
     needed: bool = True

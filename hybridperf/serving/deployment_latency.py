@@ -16,6 +16,7 @@ import numpy as np
 
 from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import NAMES, ServingEffects, believed, effects_of, logs_of
+from hybridperf.ops.frameworks import serving_framework
 from hybridperf.serving.admission import AT_ONCE, Admission
 from hybridperf.serving.fit import ServingFit
 from hybridperf.serving.loads import Engines, Loads
@@ -65,7 +66,7 @@ class Question:
             clients=held * engine.attention_dp * workers, prompt=float(self.prompt),
             output=float(self.output), workers=workers, prefill_workers=prefill_workers,
             model=self.shape.name, system=self.system, framework=self.framework,
-            launch_host=self.model.host,
+            launch_host=self.model.host, version=serving_framework(self.framework).release(),
         )  # fmt: skip
 
 

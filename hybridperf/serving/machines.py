@@ -60,13 +60,15 @@ def machine_of(name: str, device: str = "") -> Machine:
     """
     text = plain(name).replace("_", "-")
     a_system = name.endswith(".toml") or name in system_names()
-    if not device and not a_system:
-        for entry in known_names()["system"]:
-            if entry["says"] in text.split("-"):
-                return Machine(
-                    device_id(name) or entry["model"], entry["model"], entry["system"],
-                    entry.get("per_node", 0), entry["reduce"], entry.get("note", ""),
-                )  # fmt: skip
+    own = device_id(name)
+    for entry in () if a_system else known_names()["system"]:
+        model = entry["model"]  # not of its kin: of an H100 PCIe links are others
+        named = {own, (device_id(device) or device) if device else None} <= {None, model}
+        if named and entry["says"] in text.split("-"):
+            return Machine(
+                model, model, entry["system"], entry.get("per_node", 0), entry["reduce"],
+                entry.get("note", ""),
+            )  # fmt: skip
     try:
         fabric = load_system(name)
     except InputError as unknown_system:

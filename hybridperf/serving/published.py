@@ -11,35 +11,12 @@ benchmark's; a row of other prompts and answers than any gets engines' defaults.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hybridperf.fields.frameworks import is_release
 from hybridperf.io import shipped_toml
 from hybridperf.workloads.serving import Deployment
-
-_POINT = re.compile(
-    r"(?P<clients>[\d ]+): (?P<prefillers>\d+) (?P<prefill>\w+?)(?P<prefill_gpus>\d+)"
-    r" \+ (?P<workers>\d+) (?P<decode>\w+?)(?P<decode_gpus>\d+)"
-    r"(?: of (?P<sequences>\d+))?(?:, (?P<drafted>\d+) drafted)?(?P<balanced>, balanced)?"
-)
-
-
-# what texts of published rows say of others of their columns
-_TOLD = {
-    "concurrency": re.compile(r"silicon_concurrency=(\d+)"),
-    "measured": re.compile(r"measured=(\d{4}-\d\d-\d\d)"),
-}
-
-
-def told_in_text(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns concurrency and measured of a published row where any of its texts tells them."""
-    texts = [value for value in values.values() if isinstance(value, str) and "=" in value]
-    found = {
-        name: next((told[1] for text in texts if (told := pattern.search(text))), "")
-        for name, pattern in _TOLD.items()
-    }
-    return {name: word for name, word in found.items() if word}
 
 
 class Engines(NamedTuple):
@@ -74,75 +51,63 @@ class Point(NamedTuple):
 
 
 def points_of(
-    words: Sequence[str], clients: float, prefill: tuple[int, int], decode: tuple[int, int],
-    workers: tuple[float, float] | None = None,
+    told: Mapping[str, Any], prefill: tuple[int, int], decode: tuple[int, int],
+    workers: tuple[int | None, int | None],
 ) -> tuple[Point, ...]:  # fmt: skip
     """Deployments that fit a row, those that draft nothing first.
 
     Args:
-        words: framework, model, device, format of experts, tokens of a prompt and of an answer.
-        clients: that send requests.
+        told: framework, model, system, scheme (of experts), prompt, output, clients of the row.
         prefill: GPUs and attention ranks of an engine, by the row's columns.
         decode: the same.
-        workers: of both kinds, where the row tells them; its attention ranks then count too.
+        workers: of both kinds, None where the row does not tell; where it tells one, its attention
+            ranks count, too.
     """
-    framework, model, device, scheme, *lengths = words
     found: dict[Point, None] = {}
-    for key, points in _known().items():
-        of = key.split()
-        same = of[0] == framework and model.startswith(of[1]) and device.startswith(of[2])
-        if not (same and of[3] in scheme and of[4:] == list(lengths)):
-            continue
-        for sent, point in points:
-            each = (point.prefill.gpus, point.decode.gpus) == (prefill[0], decode[0])
-            if workers is None:
+    for benchmark, points in _benchmarks():
+        for clients, point in points if _fits(benchmark, told) else ():
+            fits = (point.prefill.gpus, point.decode.gpus) == (prefill[0], decode[0])
+            if workers == (None, None):
                 # a total of both, or columns that say nothing
-                whole = prefill[0] == decode[0] in (point.gpus, 1)
+                fits |= prefill[0] == decode[0] in (point.gpus, 1)
             else:
-                whole = False
-                each &= (point.prefill.workers, point.decode.workers) == workers
-                each &= (point.prefill.ranks, point.decode.ranks) == (prefill[1], decode[1])
-            if clients in sent and (each or whole):
+                own = point.prefill.workers, point.decode.workers
+                fits &= all(one in (None, other) for one, other in zip(workers, own, strict=True))
+                fits &= (point.prefill.ranks, point.decode.ranks) == (prefill[1], decode[1])
+            if fits and told["clients"] in clients:
                 found[point] = None
     return tuple(sorted(found, key=lambda point: point.drafted > 0))
 
 
-def _engines(workers: str, layout: str, gpus: str) -> Engines:
-    each = int(gpus)
+@functools.cache
+def _benchmarks() -> list[tuple[dict[str, Any], list[tuple[list[int], Point]]]]:
+    """Each benchmark's conditions, and its points with their clients."""
+    found = shipped_toml(__package__, "disaggregated.toml")["benchmark"]
+    return [(one, [_point(**point) for point in one.pop("points")]) for one in found]
+
+
+def _point(
+    clients: list[int], prefill: tuple[int, str, int], decode: tuple[int, str, int],
+    sequences: int = 0, drafted: int = 0, balanced: bool = False,
+) -> tuple[list[int], Point]:  # fmt: skip
+    return clients, Point(_engines(*prefill), _engines(*decode), sequences, drafted, balanced)
+
+
+def _engines(workers: int, layout: str, gpus: int) -> Engines:
     return Engines(
-        int(workers), each, each if layout in ("dep", "dp") else 1,
-        each if layout in ("dep", "tep") else 1,
+        workers, gpus, gpus if layout in ("dep", "dp") else 1,
+        gpus if layout in ("dep", "tep") else 1,
     )  # fmt: skip
 
 
-@functools.cache
-def _known() -> dict[str, tuple[tuple[frozenset[float], Point], ...]]:
-    """Points of each benchmark, each with its clients."""
-    out = {}
-    for key, lines in shipped_toml(__package__, "disaggregated.toml")["points"].items():
-        points = []
-        for line in lines:
-            told = _POINT.fullmatch(line)
-            assert told is not None, line
-            clients = frozenset(map(float, told["clients"].split()))
-            prefill = _engines(told["prefillers"], told["prefill"], told["prefill_gpus"])
-            decode = _engines(told["workers"], told["decode"], told["decode_gpus"])
-            sequences, drafted = int(told["sequences"] or 0), int(told["drafted"] or 0)
-            points.append(
-                (clients, Point(prefill, decode, sequences, drafted, bool(told["balanced"])))
-            )
-        out[key] = tuple(points)
-    return out
-
-
-_SEARCHED = ("framework", "model", "system", "version", "scheme", "measured")
-_EQUAL = ("prompt", "output", "attention_dp")
+_EQUAL = ("framework", "measured", "prompt", "output", "attention_dp")
+_BEGINS = ("model", "system")
 _WITHIN = ("clients", "tp")
 
 
 def settings_of(
     engine: Deployment, model: str, system: str, version: str, clients: float, prompt: float,
-    output: float, measured: str = "",
+    output: float, measured: str = "", source_file: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Columns of `fields/serve.toml` by their values, and `may_draft`, 1 where the same rows are
     published with drafts and without; empty: no benchmark of these lengths.
@@ -151,20 +116,23 @@ def settings_of(
         engine: that takes the prompts.
         model: as we call it.
         system: the device.
-        version: of the framework.
+        version: of the framework, as the row tells it; empty: it does not.
         clients: that send requests.
         prompt: tokens.
         output: tokens.
         measured: when, as 2026-01-14; empty: not told.
+        source_file: of the published table; empty: not told.
     """
     out: dict[str, Any] = {}
     told = {
         "framework": engine.framework, "model": model, "system": system, "version": version,
         "scheme": engine.of_experts(), "measured": measured, "prompt": prompt, "output": output,
+        "source_file": source_file,
         "clients": clients, "tp": engine.tp, "attention_dp": engine.attention_dp > 1,
     }  # fmt: skip
-    for rule in _published_settings()["rule"]:
-        if _fits(rule, told):
+    known = _published_settings()
+    for rule in known["rule"]:
+        if [prompt, output] in rule.get("lengths", known["lengths"]) and _fits(rule, told):
             out |= rule["set"]
     if out.pop("one_prompt_a_step", False):
         out["max_num_batched_tokens"] = prompt + clients + 64
@@ -189,12 +157,21 @@ def _lengths() -> frozenset[tuple[float, float]]:
 
 
 def _fits(rule: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+    """Whether all conditions that a rule or a benchmark names hold of a row."""
     return (
-        [told["prompt"], told["output"]] in rule.get("lengths", _published_settings()["lengths"])
-        and all(re.search(rule[name], told[name]) for name in _SEARCHED if name in rule)
-        and all(rule[name] == told[name] for name in _EQUAL if name in rule)
+        all(rule[name] == told[name] for name in _EQUAL if name in rule)
+        and all(_begins(told[name], rule[name]) for name in _BEGINS if name in rule)
+        and rule.get("scheme", "") in told["scheme"]
+        and rule.get("source_file", "") in told.get("source_file", "")
         and all(rule[name][0] <= told[name] <= rule[name][1] for name in _WITHIN if name in rule)
+        and (
+            "releases" not in rule or any(is_release(told["version"], r) for r in rule["releases"])
+        )
     )
+
+
+def _begins(name: str, words: str | Sequence[str]) -> bool:
+    return name.startswith((words,) if isinstance(words, str) else tuple(words))
 
 
 @functools.cache

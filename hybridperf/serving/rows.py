@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.fields import fields_of
-from hybridperf.fields.columns import read_columns
+from hybridperf.fields.columns import read_columns, said_in_texts
 from hybridperf.fields.frameworks import release_number
 from hybridperf.fields.registry import YES
 from hybridperf.hardware import Host, canonical_dtype
@@ -30,7 +30,6 @@ from hybridperf.serving.published import (
     points_of,
     published,
     settings_of,
-    told_in_text,
 )
 from hybridperf.workloads.serving import Deployment
 from hybridperf.workloads.transformer.zoo import load_shape
@@ -57,7 +56,8 @@ _NO_WORKERS = (
     " apart, got none; tp_size of such a row would be a total of GPUs"
 )
 
-
+# who shares what of an engine
+LAYOUT = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 ADMISSION = (
     "scheduler_recv_interval", "attention_dp_timeout_iters", "batch_wait_timeout_iters",
     "batch_wait_max_tokens_ratio",
@@ -90,6 +90,8 @@ class ServedRow:
     framework: str = ""
     version: str = ""
     release: str | None = None  # of the framework's, as `ServingFramework.release` has it
+    as_deployed: bool = False  # engines apart as a benchmark deploys them
+    settings: tuple[tuple[str, Any], ...] = ()  # columns that a benchmark's scripts set
     notes: tuple[str, ...] = ()
 
     @property
@@ -124,16 +126,13 @@ class ServedRow:
 
 def understood(frame: pd.DataFrame) -> list[ServedRow]:
     """The rows of a table of operating points, each with what it means."""
-    read = read_columns(frame, "serve")
-    records = read.frame.to_dict("records")
     seen: dict[tuple, ServedRow] = {}
     alike: dict[tuple, ServedRow] = {}  # rows that differ in clients and lengths alone
     out = []
-    for at, record in enumerate(records):
-        values = {str(name): value for name, value in record.items() if not _empty(value)}
-        values = told_in_text(values) | values
+    said_by_rows, refused = said_values(frame)
+    for at, values in enumerate(said_by_rows):
         values.setdefault("concurrency", values.get("batch_size", math.nan))
-        values.setdefault("measured", "")
+        values["measured"] = str(values.get("measured", ""))[: len("2026-01-14")]
         told = tuple((name, values[name]) for name in _USED if name in values)
         if told not in seen:
             try:
@@ -143,8 +142,18 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
                     alike[said] = seen[told]
             except InputError as error:
                 seen[told] = ServedRow(refused=str(error))
-        out.append(ServedRow(refused=read.refused[at]) if at in read.refused else seen[told])
+        out.append(ServedRow(refused=refused[at]) if at in refused else seen[told])
     return out
+
+
+def said_values(frame: pd.DataFrame) -> tuple[list[dict[str, Any]], Mapping[int, str]]:
+    """(what each row of a table says, by column; rows whose columns disagree, by place)."""
+    read = read_columns(frame, "serve")
+    found = []
+    for record in read.frame.to_dict("records"):
+        values = {str(name): value for name, value in record.items() if not _empty(value)}
+        found.append(said_in_texts(values, FIELDS) | values)
+    return found, read.refused
 
 
 _USED = FIELDS.of("words", "layout")
@@ -190,15 +199,15 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         "lora_rank": _count(values, "lora_rank", 0),
         "moe_backend": str(values.get("moe_backend", "")).lower(),
     }  # fmt: skip
-    common |= {"drafted": _count(values, "drafted", 0),
-               "acceptance": _number(values, "acceptance", ACCEPTANCE * ("drafted" in values)),
+    drafted, acceptance = _count(values, "drafted", 0), _number(values, "acceptance", ACCEPTANCE)
+    common |= {"drafted": drafted, "acceptance": acceptance if drafted else 0.0,
                "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
     found: dict[str, Any] = {
         "machine": machine, "clients": _number(values, "concurrency"),
         "prompt": _number(values, "isl"), "output": _number(values, "osl"),
         "model": shape_name, "system": machine.device, "framework": framework,
-        "version": str(values.get("backend_version", "")),
-        "release": _release(values, framework, notes),
+        "release": (release := _release(values, framework, notes)),
+        "version": str(values.get("backend_version", release)),
     }  # fmt: skip
     sizes = found["clients"], found["prompt"], found["output"]
     if min(sizes) < 1:
@@ -217,7 +226,8 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         found |= more
     else:
         engine = Deployment(**common, **_layout(values, "", notes))
-        values = {**_as_published(found, engine, values, notes), **values}
+        settings = _as_published(found, engine, values, notes)
+        values, found["settings"] = {**settings, **values}, tuple(settings.items())
     engine = dataclasses.replace(
         engine, max_sequences=_count(values, "max_num_seqs", engine.max_sequences),
         moe_backend=str(values.get("moe_backend", "")).lower(),
@@ -225,9 +235,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     if values.get("may_draft") and "drafted" not in values:
         found["drafts_known"] = False
     if not engine.drafted and (drafted := _count(values, "drafted", 0)):
-        engine = dataclasses.replace(
-            engine, drafted=drafted, acceptance=_number(values, "acceptance", ACCEPTANCE)
-        )
+        engine = dataclasses.replace(engine, drafted=drafted, acceptance=acceptance)
     if engine.drafted and "acceptance" not in values:
         notes.append(f"acceptance of drafted tokens not given: {ACCEPTANCE:g} assumed")
     elif not engine.drafted and _number(values, "acceptance", 0.0):
@@ -253,7 +261,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
 def _release(values: Mapping[str, Any], framework: str, notes: list[str]) -> str:
     """Of those with which a framework changed a default; by the row's version, else its day."""
     habits, version = serving_framework(framework), str(values.get("backend_version", ""))
-    date = str(values["measured"])
+    date = values["measured"]
     release = habits.release(version, date)
     if habits.releases and not release_number(version):
         said = f"{release} or later" if release else f"one before {habits.releases[0].version}"
@@ -277,29 +285,30 @@ def _apart(
     sizes = {kind: [_count(values, f"{kind}_{one}_size") for one in
                     ("tp", "attention_dp")] for kind in ("prefill", "decode")}  # fmt: skip
     names = ("prefill_num_workers", "decode_num_workers")
-    told = {*names} <= {*values}
-    counts: tuple[float, float] = (_count(values, names[0]), _count(values, names[1]))
-    words = (found["framework"], found["model"], found["system"],
-             common["expert_quant"] or common["quant"],
-             f"{found['prompt']:g}", f"{found['output']:g}")  # fmt: skip
+    given = [_count(values, name) if name in values else None for name in names]
+    told, workers_of = None not in given, (given[0], given[1])
+    words = {name: found[name] for name in ("framework", "model", "system", "prompt", "output")}
+    words |= {"clients": found["clients"], "scheme": common["expert_quant"] or common["quant"]}
     prefilling, decoding = ((tp * ranks, ranks) for tp, ranks in sizes.values())
-    points = points_of(words, found["clients"], prefilling, decoding, counts if told else None)
+    points = points_of(words, prefilling, decoding, workers_of)
     if not points:
         engine = Deployment(**common, **_layout(values, "decode_", notes))
         prefill = Deployment(**common, **_layout(values, "prefill_", notes))
+        prefilling_workers, workers = given[0] or UNTOLD_PREFILLERS, given[1] or UNTOLD_DECODERS
         if not told:
-            counts = UNTOLD_PREFILLERS, UNTOLD_DECODERS
             notes.append(
-                f"numbers of workers are not told: {counts[1]:g} that decode and {counts[0]:g} that"
-                " prefill assumed, of 1 to 16"
+                f"numbers of workers are not told: {workers:g} that decode and"
+                f" {prefilling_workers:g} that prefill assumed, of 1 to 16"
             )
-        more = {"prefill_workers": counts[0], "workers": counts[1], "workers_known": told}
+        more = {"prefill_workers": prefilling_workers, "workers": workers, "workers_known": told}
         return engine, {"prefill": prefill, "workers_told": told, **more}
     point, own = points[0], dict(common)
     if point.sequences and "max_num_seqs" not in values:
         own["max_sequences"] = point.sequences
+    drafts = dict[str, Any]()  # of both: a draft's keys are sent with the prompt's
     if point.drafted and "drafted" not in values:
-        own |= {"drafted": point.drafted, "acceptance": ACCEPTANCE}
+        acceptance = _number(values, "acceptance", ACCEPTANCE)
+        drafts = {"drafted": point.drafted, "acceptance": acceptance}
     if point.balanced:
         own["distribution"] = BALANCED
     notes.append("as InferenceX deploys: " + "; or ".join(map(str, points)))
@@ -307,9 +316,10 @@ def _apart(
         Deployment(
             **fields, tp=one.gpus // one.ranks, attention_dp=one.ranks, expert_ep=one.expert_ep
         )
-        for fields, one in ((common, point.prefill), (own, point.decode))
+        for fields, one in ((common | drafts, point.prefill), (own | drafts, point.decode))
     )
     more = {"prefill_workers": point.prefill.workers, "workers": point.decode.workers,
+            "as_deployed": True,
             "workers_known": len({(one.prefill, one.decode) for one in points}) == 1,
             "drafts_known": len({one.drafted for one in points}) == 1}  # fmt: skip
     return engine, {"prefill": prefill, "workers_told": told, **more}
@@ -321,9 +331,12 @@ def _as_published(
     """Settings that a row does not tell, as the benchmark of its lengths sets them where one engine
     does all.
     """
-    names = ("model", "system", "version", "clients", "prompt", "output")
-    told = {**{name: found[name] for name in names}, "measured": str(values["measured"])}
-    settings = settings_of(engine, **told)
+    names = ("model", "system", "clients", "prompt", "output")
+    told = {name: found[name] for name in names} | {"measured": values["measured"]}
+    settings = settings_of(
+        engine, **told, version=str(values.get("backend_version", "")),
+        source_file=str(values.get("source_file", "")),
+    )  # fmt: skip
     assumed = {name: value for name, value in settings.items() if name not in values}
     if assumed.pop("may_draft", 0) and "drafted" not in values:
         notes.append("published with drafted tokens and without: none assumed")
@@ -349,12 +362,11 @@ def admission_by(values: Mapping[str, Any], engine: Deployment) -> Admission:
 
 def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str, Any]:
     """Who shares what of an engine, by its five columns."""
-    names = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
-    if not {f"{kind}{one}" for one in names} & {*values}:
+    if not {f"{kind}{one}" for one in LAYOUT} & {*values}:
         if kind:
             raise InputError(_NO_WORKERS.format(f"{kind}tp_size"))
         notes.append("layout not given: tp_size 1 assumed")
-    tp, pp, dp, moe_tp, moe_ep = (_count(values, f"{kind}{one}") for one in names)
+    tp, pp, dp, moe_tp, moe_ep = (_count(values, f"{kind}{one}") for one in LAYOUT)
     if moe_tp == moe_ep > 1 and moe_tp * moe_ep in (tp, dp) and min(tp, dp) == 1:
         notes.append(f"{moe_tp} x {moe_ep} experts on {tp * dp} are {moe_ep} GPUs")
         tp, dp = (moe_ep, 1) if tp > 1 else (1, moe_ep)
@@ -375,14 +387,10 @@ def _schemes(
     values: Mapping[str, Any], model: str, habits: Mapping[str, Any], machine: Machine,
     framework: str, experts_in: bool, notes: list[str],
 ) -> dict[str, str]:  # fmt: skip
-    words = FIELDS["precision"]
-    precision = _word(values, "precision")
-    if not precision and not {"gemm_quant_mode", "moe_quant_mode"} & {*values}:
-        parts = plain(model).split("_")
-        precision = next((one for one in parts if words.spellings.get(one)), "bf16")
+    precision, gemm, experts = precision_words(values, model)
+    if precision:
         notes.append(f"precision not given: {precision} assumed")
-    gemm = str(values.get("gemm_quant_mode", precision or "bf16")).lower()
-    experts = str(values.get("moe_quant_mode", gemm)).lower()
+    words = FIELDS["precision"]
     gemm, experts = words.meant(gemm) or "bfloat16", words.meant(experts) or "bfloat16"
     attention = ""
     if habits.get("mxfp4"):
@@ -407,6 +415,19 @@ def _schemes(
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
             "kv_dtype": kv_dtype,
             "distribution": habits.get("distribution", DISTRIBUTION)}  # fmt: skip
+
+
+def precision_words(values: Mapping[str, Any], model: str) -> tuple[str, str, str]:
+    """(the precision that is assumed by a model's name, "": none is; of products; of experts), in
+    the words of rows.
+    """
+    words, assumed = FIELDS["precision"], ""
+    precision = _word(values, "precision")
+    if not precision and "gemm_quant_mode" not in values:
+        parts = plain(model).split("_")
+        precision = assumed = next((one for one in parts if words.spellings.get(one)), "bf16")
+    gemm = str(values.get("gemm_quant_mode", precision)).lower()
+    return assumed, gemm, str(values.get("moe_quant_mode", gemm)).lower()
 
 
 def schemes_of(

@@ -81,7 +81,7 @@ def predict_serving(
             (notes if name == "note" else out[name])[found.at] = values
     fits = pd.arrays.BooleanArray(out["fits"] == 1, np.isnan(out["fits"]))
     out |= {"fits": fits, "note": notes}
-    before = frame.drop(columns=[name for name in COLUMNS if name in frame])
+    before = frame.drop(columns=[name for name in (*COLUMNS, "assumed") if name in frame])
     return PredictedServing(before.assign(**out), known)
 
 

@@ -2,15 +2,18 @@
 that the row says.
 """
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 import pytest
 
 import hybridperf as hp
+from hybridperf.fields.frames import assumed
 from hybridperf.training.steps.batch import PriceCache
-from hybridperf.training.steps.full_row import assumed
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import resolve
+from hybridperf.workloads.transformer.framework import framework_habits
 
 MODELS = (
     "llama2-7b", "llama3-8b", "llama2-70b", "gpt3-13b", "gpt3-175b", "gpt2-xl", "bert-large",
@@ -289,3 +292,63 @@ def test_a_layout_that_says_nothing_is_a_row_that_says_nothing(framework: str, s
     for given in (True, False):
         own = layout.replace(sequence_parallel=given)
         assert hp.TransformerConfig(shape, own, framework=framework).layout == own
+
+
+CONFIG_SHAPES = ("llama3-8b", "gpt2-xl", "mixtral-8x7b", "deepseek-v3", "bert-large", "t5-11b")
+
+
+def test_naming_what_a_config_settles_changes_nothing() -> None:
+    """Of 200 random configs any part of the fields that a framework settles, sequence parallelism
+    of its layout among them.
+    """
+    random = np.random.default_rng(48)
+    settled = [one.name for one in dataclasses.fields(hp.TransformerConfig)
+               if one.name not in ("shape", "layout", "quant", "gpus_per_node")]  # fmt: skip
+    frameworks = ["", *framework_habits()]
+    for _ in range(200):
+        tp, cp = (int(random.choice(some)) for some in ((1, 2, 4), (1, 1, 2)))
+        layout = hp.Layout(tp=tp, cp=cp, pp=int(random.choice((1, 2))), accumulation=4)
+        shape = hp.load_shape(str(random.choice(CONFIG_SHAPES)))
+        framework = str(random.choice(frameworks))
+        said = {"framework": framework} if framework else {}
+        if random.random() < 0.5:
+            said["dtype"] = str(random.choice(("bf16", "fp16", "fp32")))
+        whole = hp.TransformerConfig(shape, layout, **said)
+        for share in (0.2, 1.0):
+            own = {n: getattr(whole, n) for n in settled if random.random() < share}
+            named = whole.layout if random.random() < share else layout
+            assert hp.TransformerConfig(shape, named, **(own | said)) == whole, (own, said)
+
+
+@pytest.mark.parametrize(
+    ("model", "framework", "system"),
+    [
+        ("llama2-7b", "", "aic_h100_sxm"), ("llama2-7b", "megatron_core_26_06", "aic_h100_sxm"),
+        ("llama2-7b", "torchtitan", "8x_mi300x"), ("bert-large", "mlperf_bert", "aic_h100_sxm"),
+    ],
+)  # fmt: skip
+def test_naming_what_a_plan_assumes_changes_nothing(
+    cache: PriceCache, model: str, framework: str, system: str
+) -> None:
+    """Each option apart and all of them: its layouts, seconds, interval and memory."""
+    asked = {"batch": 32, "limit": 50, "cache": cache} | (
+        {"framework": framework} if framework else {}
+    )
+    found = hp.plan(model, system, 16, **asked)
+    case, row = found.cases[0].setup, found.as_steps(1).to_dict("records")[0]
+    quant = "quant" if case.template.quant else "dtype"
+    options = {
+        "framework": row["framework"], quant: row["precision"], "seq": row["seq"],
+        "device": row["gpu"], "memory_bytes": case.machine.memory_bytes,
+    }  # fmt: skip
+    for own in (*({name: said} for name, said in options.items()), options):
+        named = hp.plan(model, system, 16, **(asked | own))
+        pd.testing.assert_frame_equal(named.top(10), found.top(10))
+
+
+def test_a_plan_without_a_batch_takes_the_one_that_it_says(cache: PriceCache) -> None:
+    open_ = hp.plan("llama2-7b", "aic_h100_sxm", 8, limit=50, cache=cache)
+    batch = open_.best.global_batch
+    assert any(f"a global batch of {batch} samples assumed" in note for note in open_.notes)
+    named = hp.plan("llama2-7b", "aic_h100_sxm", 8, batch=batch, limit=50, cache=cache)
+    pd.testing.assert_frame_equal(named.top(5), open_.top(5))

@@ -80,3 +80,12 @@ def last_release(known: Iterable[str], release: str) -> str:
     """The last of the known releases, oldest first, that is no later than `release`; "": none."""
     number = release_number(release)
     return next((one for one in [*known][::-1] if number and release_number(one) <= number), "")
+
+
+def is_release(version: str, release: str) -> bool:
+    """Whether a version is of a release: "1.1.0rc2" is of "1.1" and of itself, not of "1.1.0rc3";
+    one that is not told ("") is of "".
+    """
+    number, numbers = release_number(version), release_number(release)
+    alone = bool(numbers) and release == ".".join(map(str, numbers))
+    return version == release or (alone and number[: len(numbers)] == numbers)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hybridperf.fields.frames import Predict, Question, Rows, as_frame, in_parts
+from hybridperf.fields.frames import Predict, Question, Rows, as_frame, in_parts, in_words
 from hybridperf.io import InputError
 from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.training.steps.adaptation import adaptation
 from hybridperf.training.steps.batch import shared_price_cache
-from hybridperf.training.steps.full_row import assumed_words
+from hybridperf.training.steps.full_row import assumed
 from hybridperf.training.steps.predict import COLUMNS, as_given, forward_passes_s
 from hybridperf.training.steps.predict import predict_steps as predicted
 
@@ -82,9 +82,9 @@ def _steps(
 
     def of_part(part: pandas.DataFrame, places: np.ndarray) -> pandas.DataFrame:
         found = predicted(part, device, system, host, None, known, places=places.tolist()).frame
-        return found.assign(assumed=assumed_words(part, device, system)) if explain else found
+        return found.assign(assumed=in_words(assumed(part, device, system))) if explain else found
 
     return of_part
 
 
-QUESTION = Question(_steps, COLUMNS, registry="steps", settings=("knobs",))
+QUESTION = Question(_steps, COLUMNS, registry="steps", settings=("knobs",), assumed=assumed)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from hybridperf.fields.columns import read_columns
@@ -78,43 +77,21 @@ def full_row(
 
 
 def assumed(
-    rows: pd.DataFrame | Mapping[str, Any], device: str | None = None, system: str | None = None
+    frame: pd.DataFrame, device: str | None = None, system: str | None = None
 ) -> pd.DataFrame:
-    """What `steps` assumes of rows of training steps where they say nothing, in its columns.
-
-    `rows.fillna(assumed(rows))`, with the columns that it lacks, is predicted alike.
+    """What is assumed of R training steps where they say nothing, as `hp.assumed` has it.
 
     Args:
-        rows: a table of R rows, or one of them, in the columns of `hybridperf steps --help`.
+        frame: the rows.
         device: accelerator in place of the rows' own.
         system: in place of the rows' own.
-
-    Returns:
-        A table of R rows with the index of `rows`: a column for each that is read and that any row
-        leaves open, empty where a row says it itself and where it cannot be predicted.
-
-    Raises:
-        InputError: for a device or system that nobody knows, and a table without a model.
     """
-    frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame([dict(rows)])
     said = read_columns(frame, "steps").frame
     found = [
         {} if row.config is None else left_open(given, row.question)
         for given, row in zip(said.to_dict("records"), resolve(frame, device, system), strict=True)
     ]
     return pd.DataFrame(found, index=frame.index, dtype=object)
-
-
-def assumed_words(frame: pd.DataFrame, device: str | None, system: str | None) -> list[str]:
-    """The same for each row [R] as words that `hybridperf steps` takes: `tp=1 sharding=zero1`."""
-    return [
-        " ".join(
-            f'{name}="{one}"' if " " in str(one) else f"{name}={one}"
-            for name, one in row.items()
-            if one is not None and one is not np.nan
-        )
-        for row in assumed(frame, device, system).to_dict("records")
-    ]
 
 
 def left_open(given: Mapping[Any, Any], question: Question) -> dict[str, Any]:
