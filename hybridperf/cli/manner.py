@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 import hybridperf
 from hybridperf.fields import json_schema
+from hybridperf.fields.passed import columns_not_read, remark_not_read
 
 _QUICK_S = 3.0  # what takes longer shows that it goes on
 _TITLE = 140  # characters
@@ -98,10 +99,14 @@ def with_manner(
                 ends.callback(_RESULTS.reset, _RESULTS.set(found))
                 ends.callback(_READ.reset, _READ.set(not as_json))
                 ends.enter_context(contextlib.redirect_stdout(said))
+            passed = ends.enter_context(columns_not_read())
             try:
                 status = command(*args, **given) or 0
             except KeyboardInterrupt as interrupt:
                 raise Interrupted(str(interrupt)) from interrupt
+            if passed:
+                result(not_read=[*passed])
+                print(*remark_not_read(passed))
             if given.get("html"):
                 _page(given["html"], command.__name__, found, said.getvalue())
         if as_json:

@@ -73,7 +73,9 @@ def plan(
     common.compilation_cache()
     if limit < 1:
         raise common.wrong(f"expected --limit of 1 or more, got {limit}")
-    counts, batches = _counts("--gpus", gpus) or [1], _counts("--batch", batch) or None
+    counts, batches = _counts("--gpus", gpus), _counts("--batch", batch) or None
+    if not counts:
+        raise common.wrong(f"expected whole numbers of 1 or more in --gpus, got {gpus!r}")
     if offload and (len(counts) > 1 or batches is None or len(batches) > 1):
         raise common.wrong("expected one number in --gpus and one in --batch with --offload")
     if (nvme or nvme_bandwidth) and not (offload and nvme and nvme_bandwidth):

@@ -44,12 +44,12 @@ def steps(
     """
     import pandas as pd
 
-    from hybridperf.fields.columns import reads, row_of, said_by
+    from hybridperf.fields.columns import kept_as, reads, row_of, said_by
     from hybridperf.hardware import load_host
     from hybridperf.io import read_table
     from hybridperf.io.tables import with_own_text
     from hybridperf.training.steps.frames import predict_steps, step_effects
-    from hybridperf.training.steps.predict import as_given, kept_as
+    from hybridperf.training.steps.predict import COLUMNS, before_predictions
     from hybridperf.training.steps.saved import saved_model
 
     rows, in_words = (
@@ -85,7 +85,7 @@ def steps(
     fitted, remarks = step_effects(measured, knobs, overheads, **where)
     common.warn(*remarks)
     predicted = predict_steps(frame, **where, host=overheads, knobs=fitted, explain=explain)
-    if renamed := kept_as(as_given(frame)):
+    if renamed := kept_as(before_predictions(frame), COLUMNS):
         new = ", ".join(renamed.values())
         common.warn(f"columns {', '.join(renamed)} of {rows} are kept as {new}")
     if save_knobs:

@@ -35,6 +35,7 @@ from hybridperf.collectives.rows import (
 )
 from hybridperf.collectives.traffic import Links
 from hybridperf.collectives.versions import Versions, taken_for_known, taken_for_usual
+from hybridperf.fields.columns import as_given, with_answers
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
@@ -119,6 +120,7 @@ class CollectiveModel:
         numbers and the reason in `note`.
         """
         check_not_forked()
+        frame = as_given(frame, COLUMNS)
         good, note, assumed = checked(frame, self.system)
         out = {name: np.full(len(frame), np.nan) for name in _NUMBERS}
         in_range = np.zeros(len(frame), bool)
@@ -139,7 +141,7 @@ class CollectiveModel:
                 assumed[at], kinds.remarks[kind], np.where(outside, _OUTSIDE, ""),
                 np.where(too_many, self.crowded_remark, ""),
             )  # fmt: skip
-        return frame.assign(**out, in_range=in_range, note=note)
+        return with_answers(frame, out | {"in_range": in_range, "note": note})
 
     def kinds(self, good: pd.DataFrame) -> tuple[Kinds, np.ndarray]:
         """(kinds of collectives in a table that is `checked`, the kind of each row [N])."""
@@ -493,8 +495,13 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
     if folder is None:
         installed = io.installed_hardware()
         paths = installed.glob(f"*/{DOCUMENT}") if installed else ()
-        known = [*sorted(path.parent.name for path in paths), *names_people_use("systems")]
+        known = sorted(path.parent.name for path in paths)
         remedy = "give a folder made by `hybridperf fit --system`, or a shipped name"
+        if str(name) in names_people_use("systems"):
+            raise InputError(
+                f"no collectives of {name} were measured: `predict_collectives` and"
+                f" `--model {name}` take its datasheet; for a model {remedy}"
+            )
         raise unknown("model of collectives", str(name), known, remedy)
     with io.settled(folder):
         document = io.read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION, _UNCHECKED)

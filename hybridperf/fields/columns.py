@@ -1,20 +1,23 @@
 """A table's columns read as the fields of a question: aliases under the field's name, two columns
 that say different things of one field refused by row, names that resemble a field refused at once.
 
-Columns of other names pass. Axes: R rows of a table.
+A quantity or a switch of another kind of work is refused, too: a row that has `num_kv_heads` means
+it. Columns of other names pass, and `columns_not_read` tells which. Axes: R rows of a table.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridperf.fields.registry import YES, Field, Fields, fields_of, folded
+from hybridperf.fields.passed import pass_by
+from hybridperf.fields.registry import YES, Field, Fields, fields_of, folded, words_elsewhere
 from hybridperf.io import InputError, Numbers, closest, number_columns
 from hybridperf.io.later import pd
 
@@ -50,6 +53,14 @@ def said_by(columns: Iterable[object], question: str | Fields) -> dict[str, list
     for name in names:
         if why := fields.unread.get(folded(name)):
             raise InputError(f"column {name!r} is not read: {why}")
+    elsewhere = words_elsewhere(fields.question)
+    passed = [name for name in names if not fields.called(name)]
+    for name in passed:
+        if folded(name) not in fields.foreign and (other := elsewhere.get(folded(name))):
+            raise InputError(
+                f"expected columns of {fields.question}, got {name!r}, which says {other[1]} of"
+                f" {other[0]} and is not read here; drop it, or call it given_{name}"
+            )
     wrong = [
         f"{name!r} (did you mean {' or '.join(map(repr, near))}?)"
         for name in names
@@ -60,6 +71,7 @@ def said_by(columns: Iterable[object], question: str | Fields) -> dict[str, list
             "expected columns that are read, or others whose names resemble none, got"
             f" {', '.join(wrong)}; rename or drop {'it' if len(wrong) == 1 else 'them'}"
         )
+    pass_by(passed)
     return found
 
 
@@ -153,6 +165,39 @@ def said_in_texts(record: Mapping[str, object], fields: Fields) -> dict[str, str
     return {one.name: said[one.in_text] for one in fields if said.get(one.in_text)}
 
 
+def as_given(
+    frame: pandas.DataFrame, columns: Sequence[str], ours: Collection[str] = ()
+) -> pandas.DataFrame:
+    """A table before predictions were added: without them, its own columns under their names.
+
+    Args:
+        frame: the table.
+        columns: that predictions add.
+        ours: those of them that tell a table which has predictions; none: all.
+    """
+    if not {*frame} >= {*(ours or columns)}:
+        return frame
+    before = frame.drop(columns=[name for name in (*columns, "assumed") if name in frame])
+    given = {f"given_{name}": name for name in columns if f"given_{name}" in frame}
+    return before.rename(columns=given)
+
+
+def kept_as(frame: pandas.DataFrame, columns: Iterable[str]) -> dict[str, str]:
+    """New names for a table's own columns that are called as predictions are; numbered if taken."""
+    found: dict[str, str] = {}
+    for name in columns:
+        if name in frame:
+            numbered = (f"given_{name}_{number}" for number in itertools.count(2))
+            names = itertools.chain([f"given_{name}"], numbered)
+            found[name] = next(one for one in names if one not in frame)
+    return found
+
+
+def with_answers(frame: pandas.DataFrame, answers: Mapping[str, Any]) -> pandas.DataFrame:
+    """A table with columns of predictions behind its own, which are `kept_as` others if need be."""
+    return frame.rename(columns=kept_as(frame, answers)).assign(**answers)
+
+
 def values_in(record: Mapping[str, object], fields: Fields) -> dict[str, Any]:
     """What a row says, by field: whole numbers, numbers, true and false of flags, words, texts.
 
@@ -191,10 +236,10 @@ def answered(
         frame: R rows.
         question: whose fields they have.
         answer: of what a row says (`values_in`), some of `columns`; an `InputError` is its `note`.
-        columns: that are added, numbers but for those of `words`; of theirs the table loses its
-            own.
+        columns: that are added, numbers but for those of `words`.
         words: text, empty where there is none.
     """
+    frame = as_given(frame, columns)
     read, fields = read_columns(frame, question), fields_of(question)
     found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     rows = list[Mapping[str, Any]]()
@@ -213,8 +258,7 @@ def answered(
     for name in columns:
         text = out[name].astype(object).where(out[name].notna(), "")
         out[name] = text if name in words else out[name].astype(float)
-    before = frame.drop(columns=[name for name in columns if name in frame])
-    return before.assign(**{name: out[name].to_numpy() for name in columns})
+    return with_answers(frame, {name: out[name].to_numpy() for name in columns})
 
 
 def read_whole(frame: pandas.DataFrame, question: str | Fields) -> pandas.DataFrame:

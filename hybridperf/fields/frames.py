@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from hybridperf.fields.passed import columns_not_read, remark_not_read
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
 from hybridperf.io.progress import Progress, shown
@@ -179,7 +180,7 @@ def in_parts(
     rows, parts, done, size = len(frame), list[Any](), 0, first or _FIRST
     places = np.arange(1, rows + 1)
     start_s = time.perf_counter()
-    with shown(what) as show:
+    with shown(what) as show, columns_not_read() as passed:
         while done < rows or not parts:
             began_s = time.perf_counter()
             try:
@@ -196,5 +197,5 @@ def in_parts(
             if now_s - start_s > _PART_S and (done < rows or len(parts) > 1):
                 show(Progress(done, rows))
     found = parts[0] if len(parts) == 1 else pd.concat(parts)
-    found.attrs["remarks"] = tuple(remarks)
+    found.attrs["remarks"] = (*remarks, *remark_not_read(passed))
     return found

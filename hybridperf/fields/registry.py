@@ -18,6 +18,7 @@ A table of a file here is a field:
                separated by semicolons: how published tables have what they have no column for
     prose      free text, which no other column is taken to misspell
     least, most  of a number, where they are not those of its kind
+    default    what counts where a row says nothing and nothing else decides it
     needed     of a small table (`tables.toml`): whether a row must say it
     numbered   how many of the name and a number there are, from 0: rf_0, rf_1, ...
     words_from where other words stand that are legal, too: `folder`, each of whose TOML files is
@@ -75,6 +76,7 @@ class Field:
     scaled: Mapping[str, float] = dataclasses.field(default_factory=dict)
     prose: bool = False
     in_text: str = ""
+    default: str | float | None = None
     least: float | None = None
     most: float | None = None
     needed: bool = True
@@ -301,6 +303,31 @@ def questions() -> tuple[str, ...]:
     own = sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
     small = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text())
     return (*(one for one in own if one != "tables"), *small)
+
+
+_OF_WORK = ("steps", "serve", "ops", "collectives")
+
+
+@functools.cache
+def words_elsewhere(question: str) -> Mapping[str, tuple[str, str]]:
+    """(question, field) of names, folded, that say a quantity, a word or a switch of another kind
+    of work than a row of steps, plans, runs or operating points is asked of. Tables of ops and
+    messages name the models that these are of, and small ones tell of other things: none. Sizes of
+    ops in one word (step, groups) are anybody's.
+    """
+    if question not in ("steps", "serve", "plans", "runs"):
+        return {}
+    own = fields_of(question)
+    return {
+        folded(name): (other, field.name)
+        for other in reversed(_OF_WORK)  # the first that has a word names it
+        if other != question
+        for field in fields_of(other)
+        if field.priced and field.kind != "text"
+        for name in field.names
+        if len(folded(name)) > 2 and (other in ("steps", "serve") or "_" in name)
+        if not own.called(name)
+    }
 
 
 def shipped_words(folder: str = "", file: str = "", table: str = "") -> list[str]:

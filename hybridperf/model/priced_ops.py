@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.fields.columns import as_given, with_answers
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
 from hybridperf.model.batch import Batch, batches_of, stacked
@@ -139,6 +140,7 @@ COLUMNS = ("predicted_s", "low_s", "high_s", "roofline_s", "in_range", "note")  
 def predict_ops(model: Any, frame: pd.DataFrame, explain: bool = False) -> pd.DataFrame:
     """See `PerfModel.predict_ops`."""
     check_not_forked()
+    frame = as_given(frame, COLUMNS)
     parsed = parse_ops(frame, model.device)
     batches = (batch for part in parsed.parts for batch in batches_of(part))
     priced = PricedOps.of(model, batches, len(frame))
@@ -167,11 +169,11 @@ def predict_ops(model: Any, frame: pd.DataFrame, explain: bool = False) -> pd.Da
         told["explained"] = priced.column(
             lambda batch, one: [*map(str, waterfalls(batch, one, priced.machine))], ""
         )
-    return frame.assign(
-        predicted_s=time_s, low_s=low_s, high_s=high_s, roofline_s=roofline_s,
-        in_range=priced.outside == 0,
-        note=["; ".join(filter(None, of_row)) for of_row in zip(*said, strict=True)], **told,
-    )  # fmt: skip
+    notes = ["; ".join(filter(None, of_row)) for of_row in zip(*said, strict=True)]
+    return with_answers(frame, {
+        "predicted_s": time_s, "low_s": low_s, "high_s": high_s, "roofline_s": roofline_s,
+        "in_range": priced.outside == 0, "note": notes, **told,
+    })  # fmt: skip
 
 
 def _remark(source: Source, device: str) -> str:

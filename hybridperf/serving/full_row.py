@@ -16,15 +16,13 @@ import pandas as pd
 from hybridperf.fields.registry import NO, YES
 from hybridperf.model.serving_effects import believed
 from hybridperf.serving.rows import (
+    FIELDS,
     LAYOUT,
     ServedRow,
     precision_words,
     said_values,
     understood,
 )
-
-_AT_ONCE = {"scheduler_recv_interval": 1, "attention_dp_timeout_iters": 1,
-            "batch_wait_timeout_iters": 0, "batch_wait_max_tokens_ratio": 0}  # fmt: skip
 
 
 def assumed(frame: pd.DataFrame) -> pd.DataFrame:
@@ -39,20 +37,23 @@ def left_open(values: Mapping[str, Any], row: ServedRow) -> dict[str, Any]:
     engine = row.engine
     if engine is None:
         return {}
+    kinds = ("",) if row.prefill is None else () if row.as_deployed else ("prefill_", "decode_")
+    layout = {f"{kind}{name}" for kind in kinds for name in LAYOUT}
     precision, gemm, experts = precision_words(values, str(values["model_path"]))
-    every = {
+    every: dict[str, Any] = {
+        field.name: field.default
+        for field in FIELDS
+        if field.part != "layout" or field.name in layout
+    }
+    every |= {
         "mode": "agg" if row.prefill is None else "disagg", "concurrency": row.clients,
         "precision": precision or None, "gemm_quant_mode": gemm, "moe_quant_mode": experts,
         "kv_dtype": engine.kv_dtype, "backend_version": row.release or None,
         "max_num_seqs": engine.max_sequences, "max_num_batched_tokens": int(row.chunk),
-        "opening_burst": YES if row.at_once else NO, "lora_rank": 0, "drafted": engine.drafted,
-        "acceptance": engine.acceptance or None, "cached_share": engine.cached_share,
-        "enforce_eager": YES if row.eager else NO, **_AT_ONCE,
+        "opening_burst": YES if row.at_once else NO, "drafted": engine.drafted,
+        "acceptance": engine.acceptance or None,
     }  # fmt: skip
-    if row.prefill is None:
-        every |= dict.fromkeys(LAYOUT, 1)
-    elif not row.as_deployed:
-        every |= {f"{kind}{name}": 1 for kind in ("prefill_", "decode_") for name in LAYOUT}
+    if len(kinds) > 1:
         every |= {"prefill_num_workers": row.prefill_workers, "decode_num_workers": row.workers}
     every |= {name: said for name, said in row.settings if name != "may_draft"}
     if row.at_once:  # without, to tell them tells that it is a run

@@ -196,12 +196,12 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     common: dict[str, Any] = {
         "shape": shape, "framework": framework,
         **_schemes(values, name, habits, machine, framework, bool(shape.experts), notes),
-        "lora_rank": _count(values, "lora_rank", 0),
+        "lora_rank": _count(values, "lora_rank"),
         "moe_backend": str(values.get("moe_backend", "")).lower(),
     }  # fmt: skip
-    drafted, acceptance = _count(values, "drafted", 0), _number(values, "acceptance", ACCEPTANCE)
+    drafted, acceptance = _count(values, "drafted"), _number(values, "acceptance", ACCEPTANCE)
     common |= {"drafted": drafted, "acceptance": acceptance if drafted else 0.0,
-               "cached_share": _number(values, "cached_share", 0.0)}  # fmt: skip
+               "cached_share": _number(values, "cached_share")}  # fmt: skip
     found: dict[str, Any] = {
         "machine": machine, "clients": _number(values, "concurrency"),
         "prompt": _number(values, "isl"), "output": _number(values, "osl"),
@@ -234,7 +234,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     )  # fmt: skip
     if values.get("may_draft") and "drafted" not in values:
         found["drafts_known"] = False
-    if not engine.drafted and (drafted := _count(values, "drafted", 0)):
+    if not engine.drafted and (drafted := _count(values, "drafted")):
         engine = dataclasses.replace(engine, drafted=drafted, acceptance=acceptance)
     if engine.drafted and "acceptance" not in values:
         notes.append(f"acceptance of drafted tokens not given: {ACCEPTANCE:g} assumed")
@@ -244,7 +244,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         )
     if {"cached_share", "enforce_eager"} & {*values}:  # of the row, or of a benchmark's scripts
         engine = dataclasses.replace(
-            engine, cached_share=_number(values, "cached_share", 0.0),
+            engine, cached_share=_number(values, "cached_share"),
             launches="eager" if _word(values, "enforce_eager") == YES else "graph",
         )  # fmt: skip
     found |= {
@@ -349,14 +349,14 @@ def _as_published(
 
 def admission_by(values: Mapping[str, Any], engine: Deployment) -> Admission:
     """When prompts are taken, by the settings of frameworks (`ADMISSION`)."""
-    ranks = _number(values, "attention_dp_timeout_iters", 1.0)
+    ranks = _number(values, "attention_dp_timeout_iters")
     if engine.attention_dp == 1:
         ranks = 1.0
-    share = _number(values, "batch_wait_max_tokens_ratio", 0.0)
+    share = _number(values, "batch_wait_max_tokens_ratio")
     budget = _number(values, "max_num_batched_tokens", CHUNK)
     return Admission(
-        max(_number(values, "scheduler_recv_interval", 1.0), ranks, 1.0),
-        _number(values, "batch_wait_timeout_iters", 0.0), share * budget if share else NO_LIMIT,
+        max(_number(values, "scheduler_recv_interval"), ranks, 1.0),
+        _number(values, "batch_wait_timeout_iters"), share * budget if share else NO_LIMIT,
     )  # fmt: skip
 
 
@@ -473,15 +473,17 @@ def _word(values: Mapping[str, Any], name: str) -> str:
     return FIELDS[name].word(str(values.get(name, "")).lower())
 
 
-def _count(values: Mapping[str, Any], name: str, default: int = 1) -> int:
-    """A whole number."""
-    return FIELDS[name].count(values[name]) if name in values else default
+def _count(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A whole number; the field's default where a row has none and nothing else is said."""
+    usual = FIELDS[name].default if default is None else default
+    return FIELDS[name].count(values.get(name, usual))
 
 
 def _number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
     if name not in values:
-        if default is not None:
-            return default
+        usual = FIELDS[name].default if default is None else default
+        if usual is not None:
+            return float(usual)
         raise InputError(
             f"expected a number in the column {name}, got none; `hybridperf serve --help` lists"
             " the columns"

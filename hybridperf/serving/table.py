@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.fields.columns import read_columns
+from hybridperf.fields.columns import as_given, read_columns, with_answers
 from hybridperf.io import InputError, replacing_in, settled
 from hybridperf.model import load_model
 from hybridperf.ops.frameworks import serving_framework
@@ -70,7 +70,7 @@ def predict_serving(
         raise InputError("expected rows to fit on or fitted effects, got both; give one of them")
     if fit_on is not None:
         fit = fit_of(fit_on)
-    known = fit or ServingFit({})
+    known, frame = fit or ServingFit({}), as_given(frame, COLUMNS)
     found = served(understood(frame))
     out: dict[str, Any] = {name: np.full(len(frame), np.nan) for name in COLUMNS[:-1]}
     notes = np.full(len(frame), "", object)
@@ -81,8 +81,7 @@ def predict_serving(
             (notes if name == "note" else out[name])[found.at] = values
     fits = pd.arrays.BooleanArray(out["fits"] == 1, np.isnan(out["fits"]))
     out |= {"fits": fits, "note": notes}
-    before = frame.drop(columns=[name for name in (*COLUMNS, "assumed") if name in frame])
-    return PredictedServing(before.assign(**out), known)
+    return PredictedServing(with_answers(frame, out), known)
 
 
 def fit_of(rows: pd.DataFrame) -> ServingFit:

@@ -68,6 +68,8 @@ _SERVE = (
      for name in ("tp_size", "attention_dp_size", "moe_ep_size")},
     {"model_path": "llama3-8b", "system": "b200_sxm", "backend": "trtllm", "isl": 1024, "osl": 256,
      "concurrency": 16, "gemm_quant_mode": "fp8"},
+    {"model_path": "llama3-8b", "system": "h100_sxm", "backend": "vllm", "isl": 4000, "osl": 100,
+     "concurrency": 16},
 )  # fmt: skip
 _ROWS = {"steps": _STEPS, "serve": _SERVE}
 

@@ -292,11 +292,17 @@ def test_published_drafts_are_told_by_a_date_or_by_clients() -> None:
 
 
 def test_runs_of_other_lengths_have_settings_of_their_own() -> None:
-    own = {**DENSE, "isl": 4000, "osl": 100, "backend_version": "0.12.0"}
+    own = {
+        **DENSE,
+        "isl": 4000,
+        "osl": 100,
+        "backend_version": "0.12.0",
+        "silicon_data_source": "source_file=/aic-auto-gap-analysis/llama.csv; gtl_job_id=3",
+    }
     eager = {"backend": "trtllm", "osl": 1000, "backend_version": "1.3.0rc1"}
     rows = understood(
         table(
-            own, {**own, "backend_version": None}, {**own, "cached_share": 0.5},
+            own, {**own, "silicon_data_source": "mine"}, {**own, "cached_share": 0.5},
             {**own, **eager}, {**DENSE, "enforce_eager": 1},
         )
     )  # fmt: skip

@@ -15,7 +15,7 @@ from hybridperf.model.adapted_steps import Adaptation
 from hybridperf.training.steps.adaptation import adaptation
 from hybridperf.training.steps.batch import shared_price_cache
 from hybridperf.training.steps.full_row import assumed
-from hybridperf.training.steps.predict import COLUMNS, as_given, forward_passes_s
+from hybridperf.training.steps.predict import COLUMNS, before_predictions, forward_passes_s
 from hybridperf.training.steps.predict import predict_steps as predicted
 
 __all__ = ["QUESTION", "forward_passes_s", "predict_steps", "step_effects"]
@@ -56,7 +56,7 @@ def predict_steps(
 
     known, remarks = step_effects(fit_on, knobs, host, device, system)
     predict = _steps(device, system, host, known, explain=explain)
-    return in_parts(as_given(as_frame(rows)), predict, "steps", remarks)
+    return in_parts(before_predictions(as_frame(rows)), predict, "steps", remarks)
 
 
 def step_effects(
@@ -68,7 +68,7 @@ def step_effects(
     if fit_on is not None and knobs is not None:
         raise InputError("expected rows to fit on or fitted knobs, got both; give one of them")
     if fit_on is not None:
-        measured, cache = as_given(as_frame(fit_on)), shared_price_cache()
+        measured, cache = before_predictions(as_frame(fit_on)), shared_price_cache()
         return adaptation(measured, cache, host, device=device, system=system)
     return (Adaptation.load(Path(knobs)) if isinstance(knobs, str | os.PathLike) else knobs), ()
 

@@ -22,7 +22,6 @@ it counts again.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.engine.closed import forward_seconds, step_seconds
+from hybridperf.fields.columns import as_given, with_answers
 from hybridperf.hardware import Host
 from hybridperf.io import InputError
 from hybridperf.model import adapted_steps
@@ -105,7 +105,8 @@ def predict_steps(
     if fit_on is not None and knobs is not None:
         raise InputError("expected rows to fit on or fitted knobs, got both; give one of them")
     cache = cache or shared_price_cache()
-    frame, fit_on = as_given(frame), None if fit_on is None else as_given(fit_on)
+    frame = before_predictions(frame)
+    fit_on = None if fit_on is None else before_predictions(fit_on)
     remarks: list[str] = []
     known = knobs or Adaptation({}, host=host)
     if fit_on is not None:
@@ -122,15 +123,14 @@ def predict_steps(
     out = {name: column[asked] for name, column in out.items()}
     fits = pd.arrays.BooleanArray(out["fits"] == 1, np.isnan(out["fits"]))
     out |= {"fits": fits, "note": _notes(resolved, asked, batch.problems, failed, assumed)}
-    predicted = frame.rename(columns=kept_as(frame)).assign(**out)
-    return PredictedSteps(predicted, known, tuple(remarks))
+    return PredictedSteps(with_answers(frame, out), known, tuple(remarks))
 
 
 def forward_passes_s(frame: pd.DataFrame) -> np.ndarray:
     """Seconds of the forward passes alone of each row's step [R], by what is believed of its
     framework; NaN where a row is not predicted. Arguments of `predict_steps`.
     """
-    batch, known = shared_price_cache().understand(as_given(frame)), Adaptation({})
+    batch, known = shared_price_cache().understand(before_predictions(frame)), Adaptation({})
     out = np.full(len(frame), np.nan)
     for (group, source), here in places_by(
         zip(batch.groups, [row.source for row in batch.rows], strict=True)
@@ -144,24 +144,9 @@ def forward_passes_s(frame: pd.DataFrame) -> np.ndarray:
     return out
 
 
-def as_given(frame: pd.DataFrame) -> pd.DataFrame:
-    """A table before predictions were added: without them, its own columns under their names."""
-    if not set(frame) >= _OURS:
-        return frame
-    before = frame.drop(columns=[name for name in (*COLUMNS, "assumed") if name in frame])
-    given = {f"given_{name}": name for name in COLUMNS if f"given_{name}" in frame}
-    return before.rename(columns=given)
-
-
-def kept_as(frame: pd.DataFrame) -> dict[str, str]:
-    """New names for a table's own columns that are called as predictions are; numbered if taken."""
-    found: dict[str, str] = {}
-    for name in COLUMNS:
-        if name in frame:
-            numbered = (f"given_{name}_{number}" for number in itertools.count(2))
-            names = itertools.chain([f"given_{name}"], numbered)
-            found[name] = next(one for one in names if one not in frame)
-    return found
+def before_predictions(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table without predictions that were added to it before."""
+    return as_given(frame, COLUMNS, _OURS)
 
 
 def _preferred(batch: Batch, known: Adaptation, cache: PriceCache, notes: dict[int, str]) -> Batch:

@@ -1,0 +1,155 @@
+"""No column of a table is passed over in silence: it is read, refused by a sentence, or said with
+the answer, to whoever asks from Python, on the command line or as JSON.
+"""
+
+import json
+import random
+import string
+
+import pandas as pd
+import pytest
+
+import hybridperf as hp
+from hybridperf.fields import fields_of, questions
+from hybridperf.fields.columns import as_given, said_by
+from hybridperf.fields.passed import columns_not_read
+from hybridperf.io import InputError
+
+_NAMES = 500
+# of frameworks, launchers, trackers and one's own head
+_FOREIGN = (
+    "num_kv_heads", "sliding_window", "kv_cache_dtype", "eager", "slow", "fsdp", "grad_acum",
+    "sharding_strategy", "num_microbatches", "context_parallel_size", "moe_tp_size",
+    "enforce_eager",
+    "gpu_memory_utilization", "block_size", "bias", "activation", "nvlink", "pcie_gen", "numa_node",
+    "torch_compile", "wandb_run", "learning_rate", "warmup_steps", "weight_decay", "kernel_version",
+    "driver", "cuda", "image", "hostname", "slurm_job_id", "who", "when", "why", "predicted_s",
+    "low_s", "high_s", "note", "id", "source", "comment", "foo", "farbe", "x1", "temperature_c",
+)  # fmt: skip
+
+
+def misspelt(name: str, rng: random.Random) -> str:
+    """A name with up to three letters changed, missing, added or swapped."""
+    letters = list(name)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at = rng.randrange(len(letters))
+        kind = rng.choice(["changed", "missing", "added", "swapped"])
+        if kind == "missing" and len(letters) > 2:
+            del letters[at]
+        elif kind == "added":
+            letters.insert(at, rng.choice(string.ascii_lowercase))
+        elif kind == "swapped":
+            letters[at : at + 2] = letters[at : at + 2][::-1]
+        else:
+            letters[at] = rng.choice(string.ascii_lowercase)
+    return "".join(letters)
+
+
+@pytest.mark.parametrize("question", questions())
+def test_no_name_is_said_nowhere(question: str) -> None:
+    """500 misspelt or foreign names of each table; `pytest -s` prints what became of them."""
+    rng, became = random.Random(56), {"read": 0, "refused": 0, "said": 0}
+    every = [name for one in questions() for field in fields_of(one) for name in field.names]
+    own = [name for field in fields_of(question) for name in field.names]
+    for at in range(_NAMES):
+        name = (
+            _FOREIGN[at] if at < len(_FOREIGN) else misspelt(rng.choice((own, every)[at % 2]), rng)
+        )
+        with columns_not_read() as passed:
+            try:
+                read = said_by([name], question)
+            except InputError as refused:
+                became["refused"] += repr(name) in str(refused)
+                continue
+        assert bool(read) != (name in passed), name
+        became["read" if read else "said"] += 1
+    print(question, became)
+    assert sum(became.values()) == _NAMES
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "meant"),
+    [
+        ("serve", "num_kv_heads", "kv_heads of steps"), ("serve", "fsdp", "sharding of steps"),
+        ("serve", "hidden_size", "hidden of steps"), ("steps", "enforce_eager", "of serve"),
+        ("steps", "moe_tp_size", "of serve"), ("plans", "enforce_eager", "of serve"),
+        ("steps", "max_running_requests", "of serve"),
+        ("runs", "max_running_requests", "of serve"),
+    ],
+)  # fmt: skip
+def test_a_word_of_another_kind_of_work_is_refused(question: str, name: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"'{name}', which says .*{meant}.* call it given_{name}"):
+        said_by([name], question)
+    assert not said_by([f"given_{name}"], question)
+
+
+def test_a_size_of_another_op_is_said_and_not_refused() -> None:
+    """Tables of several ops have columns that only some of them read."""
+    rows = [{"op": "gemm", "dtype": "bf16", "m": 64, "n": 64, "k": 64, "batch": 8}]
+    found = hp.predict_ops(rows, "h100_sxm")
+    assert found["predicted_s"].notna().all()
+    assert found.attrs["remarks"] == ("not read: batch",)
+
+
+TABLES = {
+    "steps": (("steps",), {"model": "gpt2-xl", "gpu": "h100_sxm", "n_gpus": 8, "dp": 8,
+                           "global_batch": 8}),
+    "serve": (("serve",), {"model": "llama3-8b", "gpu": "h100", "isl": 64, "osl": 8,
+                           "concurrency": 2}),
+    "ops": (("ops", "--model", "h100_sxm"), {"op": "gemm", "dtype": "bf16", "m": 64, "n": 64,
+                                             "k": 64}),
+    "collectives": (("collectives", "--model", "dgx_h100"),
+                    {"collective": "all_reduce", "bytes": 4096, "n_gpus": 8}),
+    "workers": (("workers", "--shape", "gpt2", "--system", "dgx_a100", "--batch", "16"),
+                {"device": "a100_sxm4_80g", "slower": 1}),
+    "jobs": (("jobs", "--system", "dgx_h100", "--gpus", "8"),
+             {"name": "a", "arrival_s": 0, "batch": 64, "steps": 100, "gpus": 4,
+              "model": "bert-large"}),
+    "placed_jobs": (("place", "dgx_h100", "--jobs"),
+                    {"name": "a", "arrival_s": 0, "gpus": 3, "steps": 10, "compute_s": 0.1,
+                     "all_reduce_bytes": 1e8}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("question", TABLES)
+def test_commands_say_what_they_do_not_read(question: str, run, tmp_path) -> None:
+    """On standard output and in the JSON, not on standard error alone."""
+    (command, *options), row = TABLES[question]
+    path = tmp_path / "rows.csv"
+    pd.DataFrame([row | {"farbe": 1, "wandb_run": "a"}]).to_csv(path, index=False)
+    words = [command, *options, path] if options[-1:] == ["--jobs"] else [command, path, *options]
+    status, out, err = run(*words)
+    assert status == 0, err
+    assert "not read: farbe, wandb_run" in out
+    found = json.loads(run(*words, "--json")[1])
+    assert found["not_read"] == ["farbe", "wandb_run"]
+
+
+ASKED = {
+    "steps": hp.predict_steps, "serve": hp.predict_serving, "runs": hp.predict_runs,
+    "ops": lambda rows: hp.predict_ops(rows, "h100_sxm"),
+    "collectives": lambda rows: hp.predict_collectives(rows, "dgx_h100"),
+    "plans": hp.predict_plans,
+}  # fmt: skip
+_ROWS = {name: row for name, (_, row) in TABLES.items()} | {
+    "plans": {"model": "gpt2-xl", "system": "dgx_h100", "n_gpus": 1, "global_batch": 8},
+    "runs": {"model": "gpt2-xl", "system": "dgx_h100", "n_gpus": 1, "global_batch": 8,
+             "tokens": 1e9},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_frames_say_what_they_do_not_read_and_keep_what_is_the_users(question: str) -> None:
+    """Columns that are called as predictions are stay as given_NAME; a table that was predicted
+    before is predicted again.
+    """
+    own = {"farbe": 1, "note": "mine"}
+    frame = pd.DataFrame([_ROWS[question] | own])
+    found = ASKED[question](frame)
+    assert found.attrs["remarks"][-1] == "not read: farbe, note"
+    assert found["given_note"].tolist() == ["mine"]
+    assert found["note"].tolist() != ["mine"]
+    again = ASKED[question](found)
+    assert again.columns.tolist() == found.columns.tolist()
+    assert again["given_note"].tolist() == ["mine"]
+    assert not as_given(frame, ("farbe", "low_s")).equals(found)
