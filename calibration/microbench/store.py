@@ -6,6 +6,9 @@ A store is a text file of JSON lines. The first is the header, each other one is
     {"hybridperf_rows": 1, "fingerprint": {"cpu_model": ..., "jax": ...}}
     {"key": "gemm f32 64x64x64", "pass_no": 1, "op": "gemm", "m": 64, ..., "time_s": 1.2e-05, ...}
 
+Each line ends with the sum (CRC-32) of what stands before, `"sum": "0a1b2c3d"`; a line of another
+sum is damaged. Files without any are of an earlier version and are read as they are.
+
 A row is appended in one piece and is on the disk (fsync) before the next case starts. A run that
 ends in the middle of a line leaves a line without its newline: the next run drops it and measures
 that case again. A row is known by its case's `key` and its `pass_no`, so a resumed run measures
@@ -18,6 +21,8 @@ import contextlib
 import errno
 import json
 import os
+import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +38,7 @@ SCHEMA_VERSION = 2  # from 2 on time_s is a median, not a minimum
 Row = dict[str, Any]
 
 _VERSION_FIELD = "hybridperf_rows"
+_SUM = re.compile(rb', "sum": "[0-9a-f]{8}"\}$')
 # EFBIG (a file-size limit) and EDQUOT (a quota) are full disks to the user, too.
 _NO_SPACE = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
@@ -124,7 +130,7 @@ class RowStore(contextlib.AbstractContextManager["RowStore"]):
             )
 
     def _write_line(self, values: dict[str, Any]) -> None:
-        line = (json.dumps(values, allow_nan=False) + "\n").encode()
+        line = _with_sum(json.dumps(values, allow_nan=False).encode()) + b"\n"
         written = 0
         try:
             while written < len(line):  # on a nearly full disk a write may take only a part
@@ -163,7 +169,8 @@ def _parse(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[Row]
         if not (tail.startswith(start) or start.startswith(tail)):
             raise other  # neither a cut-off header nor an empty file
         return None, [], 0
-    header = _json_object(lines[0])
+    summed = any(_SUM.search(line) for line in lines)
+    header = _json_object(lines[0], summed)
     version = header.get(_VERSION_FIELD)
     if not isinstance(version, int) or not isinstance(header.get("fingerprint"), dict):
         raise other
@@ -178,7 +185,7 @@ def _parse(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[Row]
     rows = []
     good_bytes = len(lines[0]) + 1
     for number, line in enumerate(lines[1:], start=2):
-        row = _json_object(line)
+        row = _json_object(line, summed)
         if "key" not in row or "pass_no" not in row:
             if number == len(lines) and not tail:
                 break  # a garbled last line: what a crash leaves behind
@@ -190,8 +197,18 @@ def _parse(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[Row]
     return header, rows, good_bytes
 
 
-def _json_object(line: bytes) -> dict[str, Any]:
-    """The JSON object on a line; empty if there is none."""
+def _with_sum(line: bytes) -> bytes:
+    """The JSON object on a line, its last field the sum of the others' text."""
+    return line[:-1] + f', "sum": "{zlib.crc32(line):08x}"}}'.encode()
+
+
+def _json_object(line: bytes, summed: bool) -> dict[str, Any]:
+    """The JSON object on a line; empty if there is none, or `summed` and its sum is another."""
+    if summed:
+        content = _SUM.sub(b"}", line)
+        if _with_sum(content) != line:
+            return {}
+        line = content
     try:
         value = json.loads(line)
     except ValueError:  # also undecodable bytes

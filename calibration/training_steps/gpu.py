@@ -61,7 +61,7 @@ def _measure(options: argparse.Namespace) -> int:
     path = options.out / f"{options.library}_steps.jsonl"
     known = set()
     if path.exists():
-        known = {(one["step"], one["mode"]) for one in map(json.loads, path.open())}
+        known = {(one["step"], one["mode"]) for one in map(json.loads, path.open(encoding="utf-8"))}
     steps = _torch_steps if options.library == "torch" else _jax_steps
     begun_s = time.perf_counter()
     complete = True
@@ -77,7 +77,7 @@ def _measure(options: argparse.Namespace) -> int:
             row = named | run()
         except Exception as error:  # out of memory, an op unknown there: the others can run
             row = named | {"error": f"{type(error).__name__}: {str(error)[:300]}"}
-        with path.open("a") as file:
+        with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         told = {key: one for key, one in row.items() if key not in ("kernels", "program")}
         print(f"hybridperf: {time.perf_counter() - begun_s:.0f} s {told}", file=sys.stderr)

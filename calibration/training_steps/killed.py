@@ -153,7 +153,9 @@ def phase(folder: Path, told: Mapping[str, Any]) -> dict[str, Any]:
 def means(folder: Path) -> dict[str, float | None]:
     """Mean seconds of what processes wrote down."""
     path = folder / LOG
-    said = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    said = (
+        [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    )
     found = {
         name: [one[name] for one in said if name in one]
         for name in ("restart_s", "step_s", "checkpoint_s")

@@ -219,7 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("expected --workers of 2 or more and a --share between 0 and 1")
     rows = measure(given.workers, given.share, given.rounds, given.steps)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    with given.out.open("w", newline="") as file:
+    with given.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["phase", "worker", "round", "time_s"])
         writer.writerows(rows)

@@ -31,7 +31,7 @@ Folder = Annotated[Path, Option("--folder")]
 Name = Annotated[str, Option()]
 Shape = Annotated[str, Option("--shape")]
 _COLUMNS = re.compile(r"^ +COLUMNS (\w+)$", re.MULTILINE)
-WORDS = tomllib.loads(resources.files(__package__).joinpath("options.toml").read_text())
+WORDS = tomllib.loads(resources.files(__package__).joinpath("options.toml").read_text("utf-8"))
 
 
 def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:

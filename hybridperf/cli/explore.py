@@ -153,7 +153,7 @@ def search(
 
 
 def _print_example(path: Path) -> int:
-    text = path.read_text()
+    text = path.read_text("utf-8")
     common.result(spec=text)
     print(text, end="")
     return 0

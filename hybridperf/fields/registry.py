@@ -275,9 +275,9 @@ def fields_of(question: str) -> Fields:
     folder = resources.files(__package__)
     own = folder.joinpath(f"{question}.toml")
     if own.is_file():
-        tables: dict[str, Any] = tomllib.loads(own.read_text())
+        tables: dict[str, Any] = tomllib.loads(own.read_text("utf-8"))
     else:
-        tables = dict(tomllib.loads(folder.joinpath("tables.toml").read_text())[question])
+        tables = dict(tomllib.loads(folder.joinpath("tables.toml").read_text("utf-8"))[question])
     columns = tables.pop("columns", {})
     others = {fields_of(other): names for other, names in columns.get("of", {}).items()}
     found = [other[name] for other, names in others.items() for name in names]
@@ -301,7 +301,7 @@ def questions() -> tuple[str, ...]:
     """All that have fields: questions of their own file, then small tables."""
     files = (one.name for one in resources.files(__package__).iterdir())
     own = sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
-    small = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text())
+    small = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text("utf-8"))
     return (*(one for one in own if one != "tables"), *small)
 
 
@@ -338,7 +338,7 @@ def shipped_words(folder: str = "", file: str = "", table: str = "") -> list[str
     if folder:
         names = (one.name for one in package.joinpath(folder).iterdir())
         return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
-    return [*tomllib.loads(package.joinpath(file).read_text())[table]]
+    return [*tomllib.loads(package.joinpath(file).read_text("utf-8"))[table]]
 
 
 def _fields(name: str, table: Mapping[str, Any]) -> Iterable[Field]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from hybridperf.io.errors import InputError, OldFile
 from hybridperf.io.files import replacing
+from hybridperf.io.sums import check_sum
 
 _CHECKSUM = "sha256"
 _DEEPEST = 100  # lists and sections within one another; none of ours has ten
@@ -60,12 +61,13 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def read_toml(path: str | os.PathLike, what: str, mend: str = _MEND) -> dict[str, Any]:
     """Content of a TOML file; `InputError` where it is missing or something else."""
+    check_sum(path)  # of a machine that we wrote down
     return read_text(path, what, parse_toml, mend)
 
 
 def shipped_toml(package: str, name: str) -> dict[str, Any]:
     """Content of a TOML file of ours that lies in a package."""
-    return tomllib.loads(resources.files(package).joinpath(name).read_text())
+    return tomllib.loads(resources.files(package).joinpath(name).read_text("utf-8"))
 
 
 def write_json(path: str | os.PathLike, kind: str, version: int, content: dict[str, Any]) -> None:
@@ -130,7 +132,7 @@ def read_text(
     """
     path = Path(path)
     try:
-        return parse(path.read_text())
+        return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"expected a {what} at {path}, found none; check the path") from error
     except OSError as error:

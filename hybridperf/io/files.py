@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from hybridperf.io.errors import InputError
+from hybridperf.io.sums import remember, seal
 
 try:
     import fcntl
@@ -52,13 +53,17 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
         _clean(place.parent)
         # closed below: it is moved after that
         handle = tempfile.NamedTemporaryFile(  # noqa: SIM115
-            mode, dir=place.parent, prefix=f"{_prefix()}{place.name[:40]}-", delete=False
-        )
+            mode.replace("wb", "w+b"), dir=place.parent, delete=False,
+            prefix=f"{_prefix()}{place.name[:40]}-", encoding=None if "b" in mode else "utf-8",
+        )  # fmt: skip
     try:
         with _writing(path, _FREE), handle:
             _lock(handle.fileno())
             yield handle
+            if place.suffix == ".parquet":
+                seal(handle)
             handle.flush()
+            remember(handle.name)
             # a temporary file is private; what we leave behind is ordinary
             os.chmod(handle.name, 0o666 & ~_umask())
             os.fsync(handle.fileno())
@@ -149,8 +154,9 @@ def _opened(path: Path, mode: str) -> IO:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         number = {"/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
-        return os.fdopen(os.dup(int(found[1]) if number is None else number), mode)
-    return open(path, mode)
+        descriptor = os.dup(int(found[1]) if number is None else number)
+        return os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8")
+    return open(path, mode, encoding=None if "b" in mode else "utf-8")
 
 
 def _prefix() -> str:

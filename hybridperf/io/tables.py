@@ -23,6 +23,7 @@ import numpy as np
 from hybridperf.io.errors import InputError, closest
 from hybridperf.io.files import is_stream, replacing
 from hybridperf.io.later import pd
+from hybridperf.io.sums import check_sum
 
 FORMATS = ".csv, .csv.gz or .parquet"
 _LEAST, _MOST = 1e-12, 1e12  # of what is measured; beyond them units or digits are wrong
@@ -39,6 +40,7 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
     if not path.name.endswith((".csv", ".csv.gz", ".parquet")):
         expected = f"expected a table ending in {FORMATS}, got {path.name}"
         raise InputError(f"{expected}; rename or convert it")
+    check_sum(path)
     try:
         if path.name.endswith(".parquet"):
             _check_parquet(path)

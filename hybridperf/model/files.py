@@ -157,7 +157,7 @@ def shipped_from(document: str) -> dict[str, dict[str, Any]]:
     """
     root, found = installed_hardware(), {}
     for path in sorted(root.glob(f"*/{document}")) if root else ():
-        facts = json.loads(path.read_text()).get("provenance", {})
+        facts = json.loads(path.read_text("utf-8")).get("provenance", {})
         found[path.parent.name] = {name: facts.get(name) for name in ("rows", "date")}
     return found
 

@@ -35,7 +35,7 @@ def views() -> dict[str, Any]:
     """The page's views by name, as `views.toml` has them, their fields with what it leaves to the
     registry of fields.
     """
-    found = tomllib.loads(resources.files(__package__).joinpath("views.toml").read_text())
+    found = tomllib.loads(resources.files(__package__).joinpath("views.toml").read_text("utf-8"))
     for view in found.values():
         columns = view.pop("columns", "")
         view["fields"] = [{"choices": [], **_input(columns, one)} for one in view["fields"]]

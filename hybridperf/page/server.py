@@ -199,7 +199,7 @@ async def _answers(answerer: Answerer, asked: Question) -> AsyncGenerator[dict[s
                 if more and "answer" in said:
                     files = sorted(one for one in Path(folder).rglob("*") if one.is_file())
                     said["files"] = {
-                        one.name: one.read_text(errors="replace")
+                        one.name: one.read_text("utf-8", errors="replace")
                         for one in files
                         if one.suffix not in _NO_TEXT
                     }

@@ -16,6 +16,7 @@ import re
 import shlex
 import sys
 import tomllib
+import zlib
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -28,10 +29,17 @@ _FRONT = resources.files("hybridperf") / "page" / "front"
 _MODULES = ("units", "parts", "draw", "grid", "answer")  # each after those that it imports
 _IMPORT = re.compile(r'^import (?:\* as )?(.+?) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const) (\w+))", re.MULTILINE)
-_SHOW = (
-    'const told = JSON.parse(document.getElementById("told").textContent);\n'
-    'answer.show(document.getElementById("answer"), told.answer, told.printed);\n'
-)
+# Not the file that was written: nothing of it is shown.
+_SHOW = """
+const one = (name) => document.querySelector(name);
+const texts = ["title", "h1", "main > p", "#told"].map((name) => one(name).textContent);
+if (answer.sum(texts.join("\\n")) === one("#told").dataset.sum) {
+  const told = JSON.parse(texts.at(-1));
+  answer.show(one("#answer"), told.answer, told.printed);
+} else {
+  one("main").textContent = "This file was damaged or changed since it was written: make it again.";
+}
+"""
 
 
 def write_answer_page(
@@ -61,7 +69,10 @@ def answer_page(title: str, answer: Mapping[str, Any], printed: str = "") -> str
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none';"
         f" script-src 'sha256-{digest}'"
     )
-    head, foot = (html.escape(_clean(one)) for one in (title, f"{made} {command}".strip()))
+    texts = [_clean(one) for one in (title, f"{made} {command}".strip())]
+    told = told.replace("<", "\\u003c")
+    total = zlib.crc32("\n".join([texts[0], *texts, told]).encode())
+    head, foot = map(html.escape, texts)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -73,7 +84,7 @@ def answer_page(title: str, answer: Mapping[str, Any], printed: str = "") -> str
 <link rel="icon" href="data:,">
 <title>{head}</title>
 <style>
-{colours()}{_FRONT.joinpath("page.css").read_text()}</style>
+{colours()}{_FRONT.joinpath("page.css").read_text("utf-8")}</style>
 </head>
 <body>
 <main>
@@ -81,7 +92,7 @@ def answer_page(title: str, answer: Mapping[str, Any], printed: str = "") -> str
 <div id="answer"><noscript>Drawing takes JavaScript; --json prints the same.</noscript></div>
 <p class="quiet">{foot}</p>
 </main>
-<script type="application/json" id="told">{told.replace("<", chr(92) + "u003c")}</script>
+<script type="application/json" id="told" data-sum="{total:08x}">{told}</script>
 <script>{_script()}</script>
 </body>
 </html>
@@ -98,7 +109,7 @@ def colours() -> str:
     """The hues of a reader's theme, as style sheets have them."""
     light, dark = (
         "".join(f"--{name}: {hue}; " for name, hue in theme.items())
-        for theme in tomllib.loads(_FRONT.joinpath("colours.toml").read_text()).values()
+        for theme in tomllib.loads(_FRONT.joinpath("colours.toml").read_text("utf-8")).values()
     )
     both = f":root {{ color-scheme: light dark; {light}}}\n"
     return f"{both}@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"
@@ -109,7 +120,7 @@ def _script() -> str:
     """The front end's modules as one script: each a function that returns what it exports."""
     parts = ['"use strict";']
     for name in _MODULES:
-        code = _FRONT.joinpath(f"{name}.js").read_text()
+        code = _FRONT.joinpath(f"{name}.js").read_text("utf-8")
         exported = ", ".join(_EXPORT.findall(code))
         code = _IMPORT.sub(_bound, _EXPORT.sub("", code))
         parts.append(f"const {name} = (() => {{\n{code}return {{ {exported} }};\n}})();")

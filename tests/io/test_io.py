@@ -108,7 +108,8 @@ def test_damaged_tables(tmp_path: Path, ending: str, damage: str) -> None:
     path.write_bytes(
         {"cut": whole[: len(whole) // 2], "flipped": flipped, "another format": b"hello"}[damage]
     )
-    assert "cannot read" in refusal(read_table, path)
+    said = refusal(read_table, path)
+    assert "cannot read" in said or ("was damaged" in said and damage == "flipped")
 
 
 def test_misspelt_columns_are_suggested() -> None:

@@ -70,6 +70,8 @@ def every_part(text: str, n: int = 3) -> dict:
 def test_text_from_anywhere_stays_text():
     text = answer_page(HOSTILE, every_part(HOSTILE), HOSTILE)
     page, plain = parsed(text), parsed(answer_page("words", every_part("words"), "words"))
+    for _, attributes in (*page.found, *plain.found):
+        attributes.pop("data-sum", None)
     assert page.found == plain.found
     assert not any(name.startswith("on") for _, attrs in page.found for name in attrs)
     assert told(text)["printed"] == HOSTILE

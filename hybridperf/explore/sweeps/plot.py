@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.explore.sweeps.run import SweepResult
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError, read_table, unknown
 from hybridperf.report.plots import new_panels, save_figure
 
 _MOST_CELLS = 60  # values of an axis of a heat map; lines over so many values of x
@@ -61,7 +61,7 @@ def plot_grid(
         raise unknown("best", best, _LESS_IS_MORE, "there are least, most")
     frame = result.frame() if isinstance(result, SweepResult) else result
     if not isinstance(frame, pd.DataFrame):
-        frame = pd.read_parquet(frame)
+        frame = read_table(frame)
     named = [name for name in (x, y, hue, facet) if name]
     for name in named:
         if name not in frame:
@@ -106,7 +106,7 @@ def drawn_rows(done: SweepResult, most: int = _MOST_ON_A_PAGE) -> pd.DataFrame:
     chosen = [frame.iloc[np.linspace(0, len(frame) - 1, min(most, len(frame))).astype(int)]]
     for path in (done.top, done.front):
         if path is not None:
-            points = pd.read_csv(path, usecols=["point"])["point"].head(most)
+            points = read_table(path)["point"].head(most)
             chosen.append(frame[frame["point"].isin(points)])
     rows = pd.concat(chosen).drop_duplicates("point").sort_values("point").drop(columns="point")
     return rows[[name for name in rows if rows[name].nunique() > 1]]

@@ -38,6 +38,7 @@ from hybridperf.explore.sweeps.store import (
 from hybridperf.fields.frames import ANSWERED_BY, Rows
 from hybridperf.io import InputError, write_table
 from hybridperf.io.later import pd
+from hybridperf.io.sums import check_sum
 from hybridperf.io.workers import check_workers
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class SweepResult:
 
     def frame(self, columns: Sequence[str] | None = None) -> pandas.DataFrame:
         """The rows of `out`, all columns or some."""
+        check_sum(self.out)
         table = pq.read_table(self.out, columns=None if columns is None else list(columns))
         return table.to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
 

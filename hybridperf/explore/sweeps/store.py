@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 import hybridperf
 from hybridperf.io import InputError, is_stream, read_json, replacing, write_json
 from hybridperf.io.process import keeping
+from hybridperf.io.sums import check_sum, seal
 
 _SCHEMA_VERSION = 1
 _KEY = b"hybridperf/sweep"  # of the metadata of OUT
@@ -143,7 +144,13 @@ class SweepStore:
         return self.folder / f"part-{chunk:08d}-{self.hash}-{self._sums[chunk]}.parquet"
 
     def _refuse_others(self, restart: bool) -> None:
-        if restart or self.is_complete() or self._begun_over(self.out):
+        if restart:
+            return
+        try:
+            check_sum(self.out)
+        except InputError as error:
+            raise InputError(f"{error}; --restart computes it again") from error
+        if self.is_complete() or self._begun_over(self.out):
             return
         another = "another sweep: spec, model or versions differ"
         if self.out.exists():
@@ -216,6 +223,7 @@ def parquet_bytes(table: pa.Table) -> bytes:
     buffer = io.BytesIO()
     with _writer(buffer, table.schema) as writer:
         writer.write_table(table)
+    seal(buffer)
     return buffer.getvalue()
 
 

@@ -48,7 +48,7 @@ def files_of(package: str, schema: str) -> dict[str, dict[str, Any]]:
     for file in sorted(resources.files(package).iterdir(), key=lambda one: one.name):
         name = file.name.removesuffix(".toml")
         if name != file.name:
-            said: dict[str, Any] = tomllib.loads(file.read_text())
+            said: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
             assert said.pop("schema") == schema, file
             assert said.pop("schema_version") == 1, file
             found[name] = said

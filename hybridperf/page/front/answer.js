@@ -26,6 +26,16 @@ export function write(name, value) {
   return SHARE.test(name) ? units.percent(value) : units.digits(value);
 }
 
+// CRC-32 of a text, by which a page knows that it is as it was written (`report/answer_page.py`).
+export function sum(text) {
+  let found = -1;
+  for (const byte of new TextEncoder().encode(text)) {
+    found ^= byte;
+    for (let bit = 0; bit < 8; bit += 1) found = (found >>> 1) ^ (0xedb88320 & -(found & 1));
+  }
+  return ((found ^ -1) >>> 0).toString(16).padStart(8, "0");
+}
+
 const isRows = (value) => Array.isArray(value) && value.length > 0 && value[0] !== null && typeof value[0] === "object";
 
 function rowsTable(name, rows) {

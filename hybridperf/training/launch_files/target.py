@@ -121,7 +121,7 @@ def targets() -> Mapping[str, Target]:
     for file in sorted(resources.files(__package__).iterdir(), key=lambda one: one.name):
         if file.name.endswith(".toml"):
             name = file.name.removesuffix(".toml")
-            found[name] = Target(name=name, **tomllib.loads(file.read_text()))
+            found[name] = Target(name=name, **tomllib.loads(file.read_text("utf-8")))
     return found
 
 

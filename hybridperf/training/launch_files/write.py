@@ -74,7 +74,7 @@ def write_launch(
         remarks.append(f"{priced}; {other}")
     with replacing_in(folder) as new:
         for name, text in files.items():
-            (new / name).write_text(text)
+            (new / name).write_text(text, "utf-8")
     return [Path(folder) / name for name in files], remarks
 
 
