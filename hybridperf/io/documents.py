@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hybridperf.io.budget import TooLarge, check_json
 from hybridperf.io.errors import InputError, OldFile
 from hybridperf.io.files import replacing
 from hybridperf.io.sums import check_sum
@@ -34,6 +35,7 @@ def parse_json(text: str | bytes, *, strict: bool = True) -> Any:
 
     `strict`: False where strings may hold control characters.
     """
+    check_json(text)
     try:
         document = json.loads(text, strict=strict)
     except RecursionError as error:
@@ -138,6 +140,8 @@ def read_text(
     except OSError as error:
         why = error.strerror or error
         raise InputError(f"cannot read {path}: {why}; check the path") from error
+    except TooLarge as error:
+        raise InputError(f"{path}: {error}") from error
     except ValueError as error:
         reason = "not text" if isinstance(error, UnicodeDecodeError) else error
         damaged = f"{path} is {reason}: it is damaged or another"

@@ -3,8 +3,7 @@ file, the column and the row.
 
 Row numbers in messages count data rows from 1, as a spreadsheet without its header line does.
 
-Compressed files are unpacked no further than a real one would be: a few kilobytes may hold more
-zeros than any memory.
+What becomes more than the memory of a reader (`budget.py`) is refused before it does.
 """
 
 from __future__ import annotations
@@ -14,12 +13,14 @@ import csv
 import gzip
 import io
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
+from hybridperf.io.budget import TooLarge, Unpacked, budget_bytes, check_budget, most_unpacked
 from hybridperf.io.errors import InputError, closest
 from hybridperf.io.files import is_stream, replacing
 from hybridperf.io.later import pd
@@ -27,7 +28,9 @@ from hybridperf.io.sums import check_sum
 
 FORMATS = ".csv, .csv.gz or .parquet"
 _LEAST, _MOST = 1e-12, 1e12  # of what is measured; beyond them units or digits are wrong
-_CELL_BYTES = 8  # that a cell of a table takes at least
+_CELL_BYTES = 40  # that a cell of a text takes at most while it is read
+_MOST_COLUMNS = 10_000
+_ROWS = 2**16  # that are decoded at once
 _AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers there
 
 
@@ -43,11 +46,12 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
     check_sum(path)
     try:
         if path.name.endswith(".parquet"):
-            _check_parquet(path)
-            frame = pd.read_parquet(path)
+            frame = _parquet(path)
         else:
             with _opened(path) as handle:
                 _check_header(path, handle)
+            with _opened(path) as handle:
+                _check_cells(handle)
             with _opened(path) as handle:
                 frame = pd.read_csv(handle, low_memory=False, dtype=_AS_WRITTEN)
     except pd.errors.EmptyDataError as error:
@@ -96,13 +100,50 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             yield handle
 
 
-def _check_parquet(path: Path) -> None:
-    """`TooLarge` for repeated values that would fill the memory, which cost Parquet nothing."""
-    import pyarrow.parquet  # later than others: most tables are CSV
+def _parquet(path: Path) -> pd.DataFrame:
+    """The rows of a Parquet file, a batch at a time, for what they become is only known then: one
+    value that is repeated costs the file nothing.
+    """
+    import pyarrow as pa  # later than others: most tables are CSV
+    import pyarrow.parquet
 
-    facts, most = pyarrow.parquet.read_metadata(path), most_unpacked(path.stat().st_size)
-    if facts.num_rows * max(facts.num_columns, 1) * _CELL_BYTES > most:
-        raise TooLarge(most)
+    with pyarrow.parquet.ParquetFile(path) as file:
+        facts, schema = file.metadata, file.schema_arrow
+        _check_columns(facts.num_columns)
+        for field in schema:
+            if pa.types.is_nested(field.type) or pa.types.is_binary(field.type):
+                raise InputError(
+                    f"{path}: column {field.name!r} holds {field.type}; expected numbers or words"
+                )
+        groups = [facts.row_group(at) for at in range(facts.num_row_groups)]
+        chunks = [one.column(at) for one in groups for at in range(one.num_columns)]
+        largest = max((one.total_uncompressed_size for one in chunks), default=0)
+        check_budget(sum(one.total_uncompressed_size for one in chunks))
+        values = sum(one.num_values for one in chunks)  # of 8 bytes, here and in the frame
+        check_budget(2 * 8 * values)
+        # no value is larger than what holds it
+        most = budget_bytes() // 32 // max(largest * max(facts.num_columns, 1), 1)
+        batches, taken = [], 0
+        for batch in file.iter_batches(min(max(most, 1), _ROWS)):
+            taken += batch.nbytes
+            check_budget(2 * taken)
+            batches.append(batch)
+        return pa.Table.from_batches(batches, schema).to_pandas()
+
+
+def _check_columns(count: int) -> None:
+    if count > _MOST_COLUMNS:
+        raise InputError(
+            f"expected a table of at most {_MOST_COLUMNS:,} columns, got {count:,}; is it turned?"
+        )
+
+
+def _check_cells(handle: IO[bytes]) -> None:
+    """`TooLarge` for a CSV text whose cells would take too much."""
+    size = cells = 0
+    while piece := handle.read(2**20):
+        size, cells = size + len(piece), cells + piece.count(b",") + piece.count(b"\n")
+        check_budget(2 * size + cells * _CELL_BYTES)
 
 
 def _check_header(path: Path, handle: IO[bytes]) -> None:
@@ -116,8 +157,9 @@ def _check_header(path: Path, handle: IO[bytes]) -> None:
         counts = f"{len(first)} cells, the header names {len(header)} columns"
         drop = "drop what is too much (a trailing comma?) or name its column"
         raise InputError(f"{path}: line {reader.line_num} has {counts}; {drop}")
-    names = [name for name in header if name]
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+    _check_columns(len(header))
+    names = Counter(name for name in header if name)
+    if twice := [name for name, count in names.items() if count > 1]:
         problem = f"column {twice[0]!r} is named more than once in the header"
         raise InputError(f"{path}: {problem}; rename or drop one")
 
@@ -262,49 +304,3 @@ def _place(frame: pd.DataFrame, row: int) -> int:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
-
-
-_ALWAYS_BYTES = 2**28  # that any file may unpack into
-_MOST_TIMES = 100  # what text shrinks by at most; traces by 10 to 30
-
-
-def most_unpacked(packed_bytes: int) -> int:
-    """Bytes that a packed file of a size may hold."""
-    return max(_ALWAYS_BYTES, _MOST_TIMES * packed_bytes)
-
-
-class TooLarge(ValueError):
-    """A packed file that holds more than `most` bytes."""
-
-    def __init__(self, most: int):
-        beyond = f"it holds more than {most / 2**20:,.0f} MB, over {_MOST_TIMES} times its size"
-        super().__init__(f"{beyond}; unpack it yourself if that is what you expect")
-
-
-class Unpacked(io.BufferedIOBase):
-    """What a packer reads from a packed file, up to a number of bytes; `TooLarge` beyond."""
-
-    def __init__(self, inside: Any, most: int):
-        self._inside, self._most = inside, most
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return self._inside.seekable()
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self._inside.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._inside.tell()
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = self._most - self._inside.tell()
-        asked = left + 1 if size is None or size < 0 else min(size, left + 1)
-        found = self._inside.read(max(asked, 1))
-        if len(found) > left:
-            raise TooLarge(self._most)
-        return found
-
-    read1 = read

@@ -294,13 +294,14 @@ def test_own_output_is_written_to_where_it_stands(tmp_path: Path) -> None:
 def test_a_table_that_unpacks_into_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hybridperf.io.tables._ALWAYS_BYTES", 2**22)
+    monkeypatch.setattr("hybridperf.io.budget._ALWAYS_BYTES", 2**22)
     path = tmp_path / "rows.csv.gz"
     path.write_bytes(gzip.compress(b"op,m\n" + b"gemm,1\n" * 2**20))
-    assert "holds more than 4 MB" in refusal(read_table, path)
+    assert "over the 4 MiB" in refusal(read_table, path)
+    monkeypatch.setenv("HYBRIDPERF_READ_BYTES", str(2**22))
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"x": np.zeros(2**20, np.int8)}), path)
-    assert "holds more than 4 MB" in refusal(read_table, path)
+    assert "over the 4 MiB" in refusal(read_table, path)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_what_cannot_be_opened_is_said(tmp_path):
 
 @pytest.mark.parametrize("layers", ["gzip", "gzip in gzip", "tar.gz", "zip", "zips in a tar"])
 def test_archives_that_unpack_into_too_much_are_refused(tmp_path, monkeypatch, layers):
-    monkeypatch.setattr("hybridperf.io.tables._ALWAYS_BYTES", 2**20)
+    monkeypatch.setattr("hybridperf.io.budget._ALWAYS_BYTES", 2**20)
     large, path = b" " * 2**23, tmp_path / "a.gz"
     packed = {
         "gzip": lambda: gzip.compress(large),
@@ -144,4 +144,4 @@ def test_archives_that_unpack_into_too_much_are_refused(tmp_path, monkeypatch, l
         "zips in a tar": lambda: tar_of({"a.zip": zip_of({"a.json": large})}),
     }
     path.write_bytes(packed[layers]())
-    assert "holds more than 1 MB" in refused(path)
+    assert "over the 1 MiB" in refused(path)

@@ -17,6 +17,7 @@ import re
 from typing import Any
 
 from hybridperf.io import InputError
+from hybridperf.io.budget import TooLarge
 from hybridperf.io.documents import parse_json
 from hybridperf.traces.collective_logs.job_logs import CallerHints, LogReader, Machines, measurement
 
@@ -45,6 +46,8 @@ def _read(text: str, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str
         dump = parse_json(text)
         entries, groups = dump["entries"], dump.get("pg_config", {})
         assert isinstance(entries, list)
+    except TooLarge as error:
+        raise InputError(f"{hints.path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise InputError(
             f"expected a flight recorder's dump as JSON with entries in {hints.path}, got"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hybridperf.io import InputError
-from hybridperf.io.tables import TooLarge, Unpacked, most_unpacked
+from hybridperf.io.budget import TooLarge, Unpacked, most_unpacked
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from hybridperf.io import InputError
-from hybridperf.io.tables import TooLarge, Unpacked, most_unpacked
+from hybridperf.io.budget import TooLarge, Unpacked, check_budget, check_json, most_unpacked
 
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _TAR_MARK = slice(257, 262)  # "ustar" stands there in the header of the first member
@@ -130,6 +130,8 @@ class _Opener:
             if not text.strip():
                 mend = "record it again or restore a copy"
                 raise InputError(f"expected a trace in {source}, the file is empty; {mend}")
+            if text.lstrip()[:1] in (b"{", b"["):
+                _guarded(source, lambda: check_json(text))
             yield TraceFile(source, text, among_others)
 
 
@@ -143,8 +145,7 @@ def _tar_members(handle: IO[bytes], most: int) -> Iterator[tuple[str, IO[bytes]]
 
 def _zip_members(handle: IO[bytes], most: int) -> Iterator[tuple[str, IO[bytes]]]:
     with zipfile.ZipFile(handle) as archive:
-        if sum(info.file_size for info in archive.infolist()) > most:
-            raise TooLarge(most)
+        check_budget(sum(info.file_size for info in archive.infolist()), most)
         for info in archive.infolist():
             if not info.is_dir():
                 with archive.open(info) as content:

@@ -18,6 +18,7 @@ import numpy as np
 from hybridperf.io import InputError, unknown
 
 LARGEST = 10**9  # of any size or degree: beyond it products leave 64 bits, and nobody's machine
+MOST_LAYERS = 10_000  # each has an entry of its own in some lists; DeepNet (2203.00555) has 1,000
 
 
 def check_fields(of: Any, name: str = "", zero: tuple[str, ...] = ()) -> None:
@@ -48,7 +49,8 @@ def _checks(of: type, zero: tuple[str, ...]) -> list[tuple[str, bool, Callable[[
             check = check_flag
         elif kind is int:
             least = int(field.default != 0 and field.name not in zero)
-            check = functools.partial(check_whole, minimum=least)
+            most = MOST_LAYERS if field.name == "layers" else LARGEST
+            check = functools.partial(check_whole, minimum=least, most=most)
         elif isinstance(kind, type) and kind is not float:
             check = functools.partial(check_kind, kind=kind)
         else:
@@ -64,17 +66,18 @@ def check_each(of: Any, names: Sequence[str], holds: Callable[[Any], object], wo
             raise InputError(f"{name} {words}, got {value!r}")
 
 
-def check_whole(name: str, value: Any, minimum: int = 1) -> None:
-    """`InputError` for anything but a whole number of `minimum` to a billion."""
-    if type(value) is int and minimum <= value <= LARGEST:
+def check_whole(name: str, value: Any, minimum: int = 1, most: int = LARGEST) -> None:
+    """`InputError` for anything but a whole number of `minimum` to `most`."""
+    if type(value) is int and minimum <= value <= most:
         return  # thousands of rows a second come this way
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         hint = (
             f"; int({name}) would do" if isinstance(value, np.integer) and value >= minimum else ""
         )
         raise InputError(f"{name} must be a whole number of {minimum} or more, got {value!r}{hint}")
-    if value > LARGEST:
-        raise InputError(f"{name} must be a billion or less, got {value}")
+    if value > most:
+        limit = "a billion" if most == LARGEST else f"{most:,}"
+        raise InputError(f"{name} must be {limit} or less, got {value}")
 
 
 def is_count(value: Any) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hybridperf.io import InputError, shipped_toml, unknown
+from hybridperf.workloads.transformer.fields import MOST_LAYERS, check_whole
 from hybridperf.workloads.transformer.shape import Latent, Scan, TransformerShape
 
 SEQ = 4096  # tokens of a sequence, where a model may have as many
@@ -92,6 +93,7 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if missing := [habits["keys"][field][0] for field in _NEEDED if found[field] is None]:
         raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
     fields |= {field: value for field, value in found.items() if value is not None}
+    check_whole(f"{habits['keys']['layers'][0]} of a {name}", fields["layers"], most=MOST_LAYERS)
     hidden, heads = fields["hidden"], fields["heads"]
     numbers = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
     if numbers and hidden % heads and "kv_lora_rank" not in config:

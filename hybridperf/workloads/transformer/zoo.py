@@ -21,7 +21,7 @@ from typing import Any
 
 from hybridperf.io import InputError, parse_json, parse_toml, read_text, shipped_toml, unknown
 from hybridperf.workloads.transformer import huggingface
-from hybridperf.workloads.transformer.fields import check_whole
+from hybridperf.workloads.transformer.fields import MOST_LAYERS, check_whole
 from hybridperf.workloads.transformer.shape import Diffusion, Latent, Scan, TransformerShape
 
 HABITS = "defaults of its family assumed: "  # how the note of a user's model begins
@@ -197,7 +197,7 @@ def _shape(name: str, entry: dict[str, Any], where: str) -> TransformerShape:
             pattern = huggingface.mixers_of(name, pattern)
         if not isinstance(pattern, list | tuple):
             raise InputError(f"{where}mixers of {name} must be a list of words, got {pattern!r}")
-        check_whole(f"{where}layers of {name}", layers, 0)
+        check_whole(f"{where}layers of {name}", layers, 0, MOST_LAYERS)
         fields["mixers"] = tuple(itertools.islice(itertools.cycle(pattern), layers))
     if missing := [field for field in _NEEDED if field not in fields]:
         raise InputError(

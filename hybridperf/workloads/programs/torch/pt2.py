@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from hybridperf.io import InputError
-from hybridperf.io.tables import TooLarge, Unpacked, most_unpacked
+from hybridperf.io.budget import TooLarge, Unpacked, most_unpacked
 
 _MAJOR = 8  # of the schema, since PyTorch 2.5; another is another layout of fields
 _MODEL = re.compile(r"(?:[^/]+/)?models/([^/]+)\.json")
