@@ -1,7 +1,7 @@
 """Whatever is damaged is refused in one sentence: mutations of every file that people give us, of
 arguments, and of saved models.
 
-    python benchmarks/fuzz.py [--mutations 50000] [--only TARGET] [--out /tmp/hybridperf-fuzz.json]
+    python benchmarks/fuzz.py [--mutations 50000] [--seed 3] [--only TARGET] [--out FILE]
 
 Each mutation is made from its target's name and its number, so that any can be made again:
 `--only TARGET --number N` runs one and shows what it raises. A worker process does one target's
@@ -42,6 +42,7 @@ from hybridperf.io import InputError  # noqa: E402
 HANG_S, MOST_BYTES, PATIENCE_S = 30, 4 * 2**30, 120
 FOUND = ("unexpected", "hangs", "memory", "changed")
 _CHUNK = 500  # mutations of a worker
+SEED = os.environ.get("HYBRIDPERF_FUZZ_SEED", "")  # --seed, for workers too
 
 
 class _Hang(BaseException):
@@ -60,7 +61,7 @@ def shown(name: str, target: Target, number: int, folder: Path) -> str:
 
 def one(name: str, target: Target, number: int, folder: Path) -> str:
     """What a mutation shows at once."""
-    rng = random.Random(f"{name}-{number}")
+    rng = random.Random(f"{name}-{number}{SEED}")
     made = target.make(folder, rng)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     signal.signal(signal.SIGALRM, _late)
@@ -146,14 +147,18 @@ def main() -> None:
         "--out", type=Path, default=Path(tempfile.gettempdir()) / "hybridperf-fuzz.json"
     )
     parser.add_argument("--work", nargs=3)
+    parser.add_argument("--seed", default="", help="others than the usual ones")
     given = parser.parse_args()
+    if given.seed:
+        os.environ["HYBRIDPERF_FUZZ_SEED"] = globals()["SEED"] = f" of {given.seed}"
+        given.out = given.out.with_stem(f"{given.out.stem}-{given.seed}")
     if given.work:
         name, first, count = given.work
         work(name, int(first), int(count))
     elif given.number is not None:
         (name,) = given.only
         target = targets()[name]()
-        made = target.make(Path(tempfile.mkdtemp()), random.Random(f"{name}-{given.number}"))
+        made = target.make(Path(tempfile.mkdtemp()), random.Random(f"{name}-{given.number}{SEED}"))
         print(made)
         target.read(made)
     else:

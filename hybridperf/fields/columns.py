@@ -20,6 +20,7 @@ from hybridperf.fields.passed import pass_by
 from hybridperf.fields.registry import YES, Field, Fields, fields_of, folded, words_elsewhere
 from hybridperf.io import InputError, Numbers, closest, number_columns
 from hybridperf.io.later import pd
+from hybridperf.io.tables import check_cells
 
 if TYPE_CHECKING:
     import pandas
@@ -85,6 +86,7 @@ def read_columns(frame: pandas.DataFrame, question: str | Fields) -> ReadColumns
     Raises:
         InputError: for a column that matters and is not read, or resembles a field.
     """
+    check_cells(frame)
     fields = _known(question)
     refused: dict[int, str] = {}
     new, dropped = {}, list[str]()

@@ -230,10 +230,12 @@ def _apart(
             continue
         quick = same & (prompt_s < 0.8 * asked.ttft_s)
         first = int(np.argmax(np.where(quick if quick.any() else same, speed, -np.inf)))
-        for count in range(1, left // int(gpus[first]) + 1):
-            others = (asked.gpus - count * int(gpus[first])) // size
-            if count & (count - 1) and others > 1:
-                continue  # powers of two, and all but one engine
+        of_prompts = int(gpus[first])
+        most = left // of_prompts
+        all_but_one = max((asked.gpus - 2 * size) // of_prompts + 1, 1)
+        powers = {2**power for power in range(most.bit_length())}
+        for count in sorted(powers | {*range(all_but_one, most + 1)}):
+            others = (asked.gpus - count * of_prompts) // size
             rows.append((decode, first, CHUNKS[-1], others, count))
     return rows
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
+import decimal
 import functools
 import io
 import json
 import os
 import random
+import re
 import shutil
 import tempfile
 import tomllib
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from support import mutations
 from support.damaged_traces import documents, trimmed
 
@@ -268,6 +272,131 @@ COMMANDS = [
 ]  # fmt: skip
 
 
+SERVED = """model_path,system,backend,tp_size,isl,osl,concurrency,precision,ttft_s,tpot_s,id
+Llama-2-7b,h100_sxm,vllm,1,1024,128,16,bfloat16,0.05,0.012,a
+Qwen3-32B,h200,sglang,4,4096,512,64,fp8,0.2,0.02,b
+"""
+INPUTS = {
+    "gemm.csv": "op,dtype,m,n,k\ngemm,fp16,128,4096,4096\ngemm,fp32,512,1024,1024\n",
+    "ops.csv": OPS, "coll.csv": COLLECTIVES, "steps.csv": STEPS, "tables.csv": TABLES,
+    "points.csv": SERVED, "config.json": json.dumps(CONFIG), "shape.toml": SHAPE,
+    "system.toml": SYSTEM, "nccl.log": NCCL_LOG,
+    "workers.csv": "device,slower\nh100_sxm,1\na100_sxm4_80g,1.5\n",
+    "times.csv": "iteration,worker,time_s\n1,a,0.5\n1,b,0.6\n2,a,0.5\n2,b,0.7\n",
+    "jobs.csv": "name,model,arrival_s,batch,steps,gpus\na,gpt3-125m,0,8,100,1\nb,gpt3-125m,5,8,50,2\n",
+    "placed.csv": "name,arrival_s,gpus,steps,compute_s,all_reduce_bytes\na,0,2,100,0.1,1e8\nb,1,1,9,0.1,1e8\n",
+    "types.csv": "name,usd_per_hour,latency_s,per_size_s\nquick,3.5,0.01,1e-3\nslow,1,0.02,4e-3\n",
+    "pooled.csv": "arrival_s,size\n0,10\n0.1,20\n0.2,5\n",
+    "requests.csv": "arrival_s,prompt_tokens,output_tokens\n0,100,20\n0.5,300,10\n1,50,5\n",
+    "runs.csv": "step_time_s,steps,n_gpus,device,state_bytes\n5,90000,1024,h100_sxm,5e11\n2,1000,8,a100_sxm4_80g,1e10\n",
+    "plans.csv": "model,system,n_gpus,global_batch\ngpt2-medium,dgx_h100,2,8\n",
+    "spec.toml": '''schema = "hybridperf/spec"
+schema_version = 1
+[target]
+kind = "collectives"
+model = "aic_h100_sxm"
+[parameters]
+collective = "all_reduce"
+n_gpus = [2, 8]
+n_nodes = 1
+bytes = { min = 1e3, max = 1e6, count = 4, scale = "log" }
+''',
+}  # fmt: skip
+# what mutations make of INPUTS is asked of these; the files that a command names are changed
+ASKED = [
+    "ops ops.csv --model v100", "ops ops.csv --model v100 --explain", "collectives coll.csv --model dgx2",
+    "collectives nccl.log --model dgx2", "steps steps.csv", "steps steps.csv --fit-on steps.csv",
+    "serve points.csv", "serve points.csv --fit-on points.csv",
+    "serve --shape llama2-7b --system h200 --gpus 1 --isl 512 --osl 64 --sla ttft=1s,tpot=30ms"
+    " --requests requests.csv",
+    "workers workers.csv --shape gpt2-medium --system dgx_h100 --batch 8 --times times.csv",
+    "jobs jobs.csv --system dgx_h100 --gpus 2", "place dgx_h100 --jobs placed.csv",
+    "pool types.csv pooled.csv --limit 100ms", "run runs.csv",
+    "shard tables.csv --gpus 2 --batch 4096 --model v100 --system dgx2",
+    "plan --shape config.json --system dgx_h100 --gpus 2 --batch 4 --only zero=0",
+    "plan --shape shape.toml --system system.toml --device h100_sxm --gpus 4 --batch 4 --only zero=0",
+    "sweep spec.toml --out out.parquet --restart", "sweep ops --rows gemm.csv --out out.parquet --restart --model v100",
+    "show system.toml", "show config.json",
+]  # fmt: skip
+HOSTILE: list[Any] = [
+    [1, 2], [], {"a": 1}, {}, b"\xff\x00", [[{"a": [1]}]], np.arange(3), "x" * 100_000, -1, 0, 2**63 - 1,
+    float("inf"), float("nan"), 1e308, -0.0, True, None, "", " ", "nan", "1e999", "١٢", "1,5",
+    "\u202e", "\ud800", "=1+1", "../../etc/passwd", "%s%n", "\x00", datetime.datetime(2026, 1, 1),
+    datetime.date(2026, 1, 1), datetime.timedelta(seconds=1), decimal.Decimal("1.5"), 1 + 2j,
+]  # fmt: skip
+
+
+def hostile_table(path: Path, rng: random.Random) -> Path:
+    """The rows of a CSV with cells of any kind, as Parquet where that holds them."""
+    frame = read_table(path).astype(object)
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        name, value = rng.choice(list(frame.columns)), rng.choice(HOSTILE)
+        rows = range(len(frame)) if rng.random() < 0.5 else [rng.randrange(len(frame))]
+        column = frame[name].tolist()
+        for at in rows:
+            column[at] = value
+        frame[name] = pd.Series(column, frame.index, dtype=object)
+    if rng.random() < 0.1:
+        frame.columns = [*frame.columns[1:], rng.choice(["", " ", "a b", "\n", frame.columns[-1]])]
+    packed = path.with_suffix(".parquet")
+    try:
+        frame.to_parquet(packed)
+    except Exception:  # kinds that differ within a column: pyarrow's own errors
+        lines = [frame.columns, *frame.itertuples(index=False)]
+        text = "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        return path
+    return packed
+
+
+def of_commands(asked: list[str]) -> Target:
+    """A target of whole commands: one of the files that they name is damaged, or a word."""
+
+    def make(folder: Path, rng: random.Random | None) -> tuple[Path, list[str]]:
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        for name, text in INPUTS.items():
+            (folder / name).write_text(text, "utf-8")
+        words = (rng.choice(asked) if rng else asked[0]).split()
+        named = [at for at, word in enumerate(words) if word in INPUTS]
+        if rng and (rng.random() < 0.15 or not named):
+            at = rng.randrange(1, len(words))
+            odd = mutations.written(rng.choice(mutations.ODD)).replace("\x00", "")
+            words[at] = rng.choice([odd, mutations.mutated_text(words[at], rng)])
+            words = [one.encode(errors="replace").decode().replace("\x00", "") for one in words]
+        elif rng:
+            at = rng.choice(named)
+            path = folder / words[at]
+            text = path.read_text("utf-8")
+            if path.suffix == ".csv" and rng.random() < 0.6:
+                words[at] = hostile_table(path, rng).name
+            else:
+                how = {".csv": mutations.mutated_csv, ".json": mutations.mutated_json}
+                changed = how.get(path.suffix, mutations.mutated_text)(text, rng)
+                path.write_bytes(changed.encode("utf-8", "surrogatepass"))
+        return folder, words
+
+    def read(made: tuple[Path, list[str]]) -> None:
+        from hybridperf.cli import app
+
+        said, home = io.StringIO(), os.getcwd()
+        os.chdir(made[0])
+        try:
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+                app.main(made[1])
+        except SystemExit as ended:
+            if ended.code not in (0, 2, 3):
+                raise AssertionError(
+                    f"exit status {ended.code}: {said.getvalue()[-300:]}"
+                ) from None
+        finally:
+            os.chdir(home)
+        if found := re.search(r"unexpected [A-Z]\w+: .*|Traceback", said.getvalue()):
+            raise AssertionError(f"{made[1]}: {found[0][:300]}")
+
+    return Target(make, read)
+
+
 def kineto() -> dict:
     """A small trace of one rank: two steps of an op that launches a kernel."""
     events: list[dict] = []
@@ -426,6 +555,7 @@ def targets() -> dict[str, Callable[[], Target]]:
         "model": lambda: of_model(_save_model, lambda path: hp.load_model(path).fingerprint()),
         "collective_model": lambda: of_model(_save_collectives, _collectives_fingerprint),
         "prior": lambda: of_model(_save_prior, _prior_fingerprint),
+        "commands": lambda: of_commands(ASKED),
         "arguments": lambda: of_arguments([one.split() for one in COMMANDS]),
     }  # fmt: skip
 
