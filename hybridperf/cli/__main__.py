@@ -1,5 +1,5 @@
 """`python -m hybridperf.cli` is the `hybridperf` command."""
 
-from hybridperf.cli.app import main
+from hybridperf.cli import main
 
 main()

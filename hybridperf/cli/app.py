@@ -5,12 +5,16 @@ rows could not be predicted (their `note` says why); 4 `demo` was no better than
 needs no calibration (it says why). No traceback without `--debug`.
 """
 
+import codecs
 import contextlib
 import functools
+import io
 import os
+import signal
 import sys
 import warnings
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TextIO
 
 import typer.main
 
@@ -32,6 +36,8 @@ from hybridperf.cli.tables import collectives, ops
 from hybridperf.cli.trace import app as trace
 from hybridperf.cli.validate import validate
 from hybridperf.cli.workers import workers
+
+_INTERRUPTED = 130  # exit status
 
 # Commands import what is heavy when they run, so that `--help` and wrong options answer at once.
 app = typer.Typer(
@@ -90,8 +96,66 @@ def command() -> Any:
     return typer.main.get_command(app)
 
 
+class _Screen:
+    """Standard output or error of any kind: closed, in another character set, or a pipe whose
+    reader has seen enough, after which nothing more is written and the command goes on.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream: TextIO | None = stream
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_PLAINER)
+
+    def write(self, text: str) -> int:
+        self._tried(lambda stream: stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._tried(lambda stream: stream.flush())
+
+    def _tried(self, use: Callable[[TextIO], Any]) -> None:
+        try:
+            if self._stream is not None:
+                use(self._stream)
+        except BrokenPipeError:
+            # Python itself flushes it at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            self._stream = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def isatty(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:
+        return getattr(self._stream, "encoding", "utf-8")
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that a terminal has not."""
+    assert isinstance(error, UnicodeEncodeError)
+    characters = error.object[error.start : error.end]
+    return "".join({"µ": "u", "×": "x", "–": "-"}.get(one, "?") for one in characters), error.end
+
+
+_PLAINER = "hybridperf.plainer"
+codecs.register_error(_PLAINER, _plainer)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: run a command, turn errors into one sentence and an exit status."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_Screen, streams)  # type: ignore[assignment]
+    try:
+        _main(arguments)
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+def _main(arguments: list[str] | None) -> None:
+    """A command, its errors and its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments, old = renewed([a for a in arguments if a != "--debug"], WORDS["old"])
@@ -116,18 +180,20 @@ def main(arguments: list[str] | None = None) -> None:
     # a table on standard output stands there alone
     aside = any(one.endswith("/dev/stdout") for one in arguments)
     talk = contextlib.redirect_stdout(sys.stderr) if aside else contextlib.nullcontext()
+    from hybridperf.io.files import MOVED
+
+    MOVED.clear()
     try:
         with talk:
             status = command()(arguments, standalone_mode=False)
-        if sys.stdout is not None:  # where the shell has closed it
-            sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has seen enough
-        status = 0
-        _hush()
+        if status == _INTERRUPTED:  # typer's, of an interrupt before or after the command itself
+            raise KeyboardInterrupt
+        sys.stdout.flush()
     except (KeyboardInterrupt, Interrupted) as interrupt:
-        nothing = "files that were there are as they were, nothing else is kept"
-        warn(f"interrupted; {str(interrupt) or nothing}")
-        status = 130
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one has nothing to add
+        kept = f"written were {', '.join(map(str, MOVED))}, other files" if MOVED else "files"
+        warn(f"interrupted; {str(interrupt) or f'{kept} that were there are as they were'}")
+        status = _INTERRUPTED
     except Exception as error:
         if debug:
             raise
@@ -171,6 +237,9 @@ def sentence(error: Exception) -> str:
         return message if "\n" in message else f"{message.rstrip('.')}; see --help"
     if isinstance(error, InputError):
         return " ".join(str(error).split())
+    if isinstance(error, UnicodeEncodeError):
+        words = ascii(error.object[:60])
+        return f"expected words in UTF-8, got {words}; set a UTF-8 locale (LC_ALL=C.UTF-8)"
     if isinstance(error, OSError):
         place = error.filename or "standard output"
         why = error.strerror or error

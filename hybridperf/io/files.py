@@ -16,6 +16,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -30,6 +31,7 @@ except ImportError:  # not on Windows, where nothing stops a second writer
 
 _TEMPORARY = ".hybridperf-"  # then the process and a random word
 _SAVED = ".saved"
+MOVED: deque[Path] = deque(maxlen=8)  # the last files and folders that took their places
 _OWN_OUTPUT = re.compile(r"/dev/(?:stdout|stderr|fd/(\d+))")
 _ELSEWHERE = "choose another place for the output"
 _FREE = "free some space or choose another place"
@@ -68,6 +70,8 @@ def replacing(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
             os.chmod(handle.name, 0o666 & ~_umask())
             os.fsync(handle.fileno())
             os.replace(handle.name, place)
+            if not place.parent.name.startswith(_TEMPORARY):
+                MOVED.append(path)
             _sync(place.parent)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -96,6 +100,8 @@ def replacing_in(folder: str | os.PathLike) -> Iterator[Path]:
                 os.rename(new, folder / _SAVED)
                 _sync(folder)
                 _settle(folder)
+                if not ours:
+                    MOVED.append(folder)
     except BaseException as error:
         shutil.rmtree(new, ignore_errors=True)
         if isinstance(error, InputError):  # of a file of `new`, which nobody has heard of
