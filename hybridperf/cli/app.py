@@ -118,9 +118,9 @@ class _Screen:
             if self._stream is not None:
                 use(self._stream)
         except BrokenPipeError:
-            # Python itself flushes it at the end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            self._stream = None
+            stream, self._stream = self._stream, None
+            if stream is not None:  # Python itself flushes it at the end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -147,7 +147,7 @@ codecs.register_error(_PLAINER, _plainer)
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: run a command, turn errors into one sentence and an exit status."""
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(_Screen, streams)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = map(_Screen, streams)
     try:
         _main(arguments)
     finally:

@@ -12,6 +12,8 @@ import io
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
@@ -74,7 +76,15 @@ def answer(questions: TextIO, answers: TextIO) -> None:
             tell(answer=found)
 
 
+def _end_with(parent: int) -> None:
+    """End this process when its parent has, however that ended: nobody reads an answer then."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # what libraries write themselves is no answer
     own = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

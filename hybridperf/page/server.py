@@ -34,7 +34,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hybridperf.io import InputError
+from hybridperf.io import InputError, parse_json
 from hybridperf.page.processes import Answerer
 from hybridperf.page.questions import Question, beside, question, views
 from hybridperf.page.uploads import FOLDER, Uploads
@@ -42,6 +42,8 @@ from hybridperf.report import answer_page
 
 HOST = "127.0.0.1"
 _MOST_QUESTION_BYTES = 1 << 16
+_PATIENCE_S = 10.0  # for the next bytes of a request
+_LATE = "expected a whole request, waited in vain for the rest"
 _LINES = "application/x-ndjson"
 _NO_TEXT = {".png", ".parquet"}
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -116,11 +118,14 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
         return JSONResponse(views())
 
     async def ask(request: Request) -> Response:
-        body = await _body(request)
+        try:
+            body = await _body(request)
+        except TimeoutError:
+            return PlainTextResponse(_LATE, 408)
         if body is None:
             return PlainTextResponse("a question of that kind or size is refused", 413)
         try:
-            asked = json.loads(body)
+            asked = parse_json(body)
             one = question(asked["view"], asked["question"], asked["values"], uploads.get)
         except InputError as error:
             return Response(json.dumps({"error": str(error)}) + "\n", media_type=_LINES)
@@ -139,7 +144,9 @@ def application(program: Sequence[str], port: int, token: str) -> Starlette:
         if request.headers.get("content-type") != "application/octet-stream":
             return PlainTextResponse("expected bytes of a file", 415)
         try:
-            return JSONResponse({"file": await uploads.add(name, request.stream())})
+            return JSONResponse({"file": await uploads.add(name, _pieces(request))})
+        except TimeoutError:
+            return PlainTextResponse(_LATE, 408)
         except InputError as error:
             # an answer, as of a question: browsers write other kinds to their console
             return JSONResponse({"error": str(error)})
@@ -182,11 +189,21 @@ async def _body(request: Request) -> bytes | None:
     if request.headers.get("content-type") != "application/json":
         return None
     found = b""
-    async for chunk in request.stream():
+    async for chunk in _pieces(request):
         found += chunk
         if len(found) > _MOST_QUESTION_BYTES:
             return None
     return found
+
+
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """What is sent, as long as something comes; `TimeoutError` after `_PATIENCE_S` of nothing."""
+    stream = aiter(request.stream())
+    with contextlib.suppress(StopAsyncIteration):
+        while True:
+            async with asyncio.timeout(_PATIENCE_S):
+                piece = await anext(stream)
+            yield piece
 
 
 async def _answers(answerer: Answerer, asked: Question) -> AsyncGenerator[dict[str, Any], None]:
@@ -225,6 +242,28 @@ def _lines(
     return StreamingResponse(lines(), media_type=_LINES, background=following)
 
 
+def _protocol() -> Any:
+    """HTTP on connections that are closed where no whole request comes, or no next one."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+    class Patient(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(_PATIENCE_S, self._waited, None)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.loop.call_later(_PATIENCE_S, self._waited, self.cycle)
+
+        def _waited(self, cycle: RequestResponseCycle | None) -> None:
+            """Nothing was asked since; what is answered may take as long as it takes."""
+            idle = cycle is None or cycle.response_complete
+            if self.cycle is cycle and idle and not self.transport.is_closing():
+                self.transport.close()
+
+    return Patient
+
+
 def serve(
     program: Sequence[str], port: int, listening: Callable[[str], Any] | None = None
 ) -> None:  # fmt: skip
@@ -255,7 +294,7 @@ def serve(
         app = application(program, port, token)
         config = uvicorn.Config(
             app, log_level="critical", access_log=False, server_header=False, date_header=False,
-            timeout_graceful_shutdown=1, limit_concurrency=64,
+            timeout_graceful_shutdown=1, http=_protocol(),
         )  # fmt: skip
         server = uvicorn.Server(config)
 

@@ -3,15 +3,19 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import typer.main
 from starlette.responses import PlainTextResponse
-from support.served_page import Served
+from support.served_page import Served, served
 
 from hybridperf.cli.app import app
 from hybridperf.cli.page import PROGRAM
@@ -252,3 +256,58 @@ def test_views_ask_what_commands_take() -> None:
             assert {one for one in required if one.startswith("--")} <= given, name
     frameworks = [one for one in views()["step"]["fields"] if one["name"] == "framework"]
     assert set(frameworks[0]["choices"]) == set(framework_habits())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[" * 30_000 + b"]" * 30_000, b'{"values":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+     b"1" * 60_000,
+     b'{"view":["a"],"question":"step","values":{}}', b"null"],
+)  # fmt: skip
+def test_deep_and_odd_questions_are_refused_as_such(page: Served, text: bytes) -> None:
+    assert page.request("POST", "ask", text, **JSON)[0] == 400
+    assert page.request("GET", "x" * 20_000)[0] == 404
+
+
+def test_half_a_request_shuts_nobody_out_and_is_given_up(page: Served) -> None:
+    parts = urlsplit(page.address)
+    halves = (
+        b"GET / HT",
+        f"POST {parts.path}ask HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{".encode(),
+        b"",
+    )
+    links = []
+    for at in range(80):
+        links.append(socket.create_connection((parts.hostname, parts.port)))
+        links[-1].sendall(halves[at % 3])
+    with ThreadPoolExecutor(100) as asked:
+        found = list(asked.map(lambda _: page.request("GET", "")[0], range(200)))
+    assert found == [200] * 200
+    for link in links:
+        link.settimeout(30)
+        answer = link.recv(1000)  # ends, or says that it waited in vain
+        assert not answer or b" 408 " in answer
+        link.close()
+
+
+def test_programs_end_with_a_server_that_is_killed() -> None:
+    with served() as page:
+        assert page.request("POST", "ask", body(), **JSON)[0] == 200
+        task = Path(f"/proc/{page.process.pid}/task/{page.process.pid}/children")
+        children = [*map(int, task.read_text().split())]
+        assert children
+        page.process.kill()
+        page.process.wait(20)
+    ends_s = time.monotonic() + 20
+    while time.monotonic() < ends_s and any(map(runs, children)):
+        time.sleep(0.2)
+    assert not any(map(runs, children))
+
+
+def runs(process: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
