@@ -20,7 +20,6 @@ from hybridperf.fields.passed import pass_by
 from hybridperf.fields.registry import YES, Field, Fields, fields_of, folded, words_elsewhere
 from hybridperf.io import InputError, Numbers, closest, number_columns
 from hybridperf.io.later import pd
-from hybridperf.io.tables import check_cells
 
 if TYPE_CHECKING:
     import pandas
@@ -76,6 +75,27 @@ def said_by(columns: Iterable[object], question: str | Fields) -> dict[str, list
     return found
 
 
+_NO_CELLS = (list, tuple, dict, set, frozenset, bytes, bytearray, memoryview, np.ndarray)
+
+
+def _check_cells(frame: pandas.DataFrame) -> None:
+    """`InputError` for a table whose cells hold more than a number or a word, or whose columns have
+    names of several levels.
+    """
+    if frame.columns.nlevels > 1:
+        raise InputError(
+            "expected columns of one name each, got names of several levels; join them"
+        )
+    for at, (name, kind) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
+        if kind.kind != "O":
+            continue
+        kinds = {*map(type, frame.iloc[:, at].tolist())}
+        if wrong := next((one for one in kinds if issubclass(one, _NO_CELLS)), None):
+            raise InputError(
+                f"column {name!r} holds a {wrong.__name__}; expected a number or a word in a cell"
+            )
+
+
 def _known(question: str | Fields) -> Fields:
     return question if isinstance(question, Fields) else fields_of(question)
 
@@ -86,7 +106,7 @@ def read_columns(frame: pandas.DataFrame, question: str | Fields) -> ReadColumns
     Raises:
         InputError: for a column that matters and is not read, or resembles a field.
     """
-    check_cells(frame)
+    _check_cells(frame)
     fields = _known(question)
     refused: dict[int, str] = {}
     new, dropped = {}, list[str]()

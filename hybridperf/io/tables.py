@@ -31,7 +31,6 @@ _LEAST, _MOST = 1e-12, 1e12  # of what is measured; beyond them units or digits 
 _CELL_BYTES = 40  # that a cell of a text takes at most while it is read
 _MOST_COLUMNS = 10_000
 _ROWS = 2**16  # that are decoded at once
-_NO_CELLS = (list, tuple, dict, set, frozenset, bytes, bytearray, memoryview, np.ndarray)
 _AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers there
 
 
@@ -66,27 +65,7 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
         raise InputError(f"cannot read {path} as a table ({what}); check the file") from error
     if frame.empty:
         raise InputError(f"{path} has a header but no rows; expected at least one row")
-    check_cells(frame)
     return frame
-
-
-def check_cells(frame: pd.DataFrame) -> None:
-    """`InputError` for a table whose cells hold more than a number or a word, or whose columns have
-    names of several levels.
-    """
-    if frame.columns.nlevels > 1:
-        raise InputError(
-            "expected columns of one name each, got names of several levels; join them"
-        )
-    for at, (name, kind) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
-        held = getattr(kind, "pyarrow_dtype", None)
-        if held is None and not pd.api.types.is_object_dtype(kind):
-            continue
-        kinds = {*map(type, frame.iloc[:, at].tolist())}
-        if wrong := next((one for one in kinds if issubclass(one, _NO_CELLS)), None):
-            raise InputError(
-                f"column {name!r} holds a {wrong.__name__}; expected a number or a word in a cell"
-            )
 
 
 def with_own_text(
