@@ -54,18 +54,16 @@ def device_called(driver_name: str) -> str:
     none that we ship facts of.
 
     Either an alias says so, or each part of the device's name is a word of the driver's. A part of
-    a device (MIG) is none, nor is a smaller one of its name (for laptops).
+    a device (MIG) is none, nor is a smaller one of its name (for laptops) but by its own facts.
     """
     words = [word for word in plain_name(driver_name).split("_") if word not in _VENDOR_WORDS]
-    if _OTHER_DEVICE.intersection(words):
-        return ""
     bare, aliases = "_".join(words), _aliases()["devices"]
-    if bare in aliases:
+    other = _OTHER_DEVICE.intersection(words)
+    if bare in aliases and not other:
         return aliases[bare]
     sizes = {re.sub(r"^(\d+)gi?b$", r"\1g", word) for word in words}
-    return max(
-        (name for name in device_names() if sizes.issuperset(name.split("_"))), key=len, default=""
-    )
+    named = ((name, set(name.split("_"))) for name in device_names())
+    return max((name for name, own in named if other <= own <= sizes), key=len, default="")
 
 
 def load_device(name: str | os.PathLike) -> DeviceSpec:

@@ -11,8 +11,8 @@ from hybridperf.io import InputError
 
 # as `cuDeviceGetAttribute` tells them of an RTX 5000 Ada, whose datasheet says 65.3 TFLOP/s in
 # single precision, 576 GB/s and 32 GB
-RTX_5000_ADA = {
-    "name": "NVIDIA RTX 5000 Ada Generation", "vendor": "nvidia", "architecture": "8.9",
+RTX_OF_ADA = {  # with the figures of an RTX 5000 Ada
+    "name": "NVIDIA RTX 5880 Ada Generation", "vendor": "nvidia", "architecture": "8.9",
     "multiprocessors": 100, "clock_hz": 2_550_000_000, "memory_clock_hz": 9_001_000_000,
     "bus_bits": 256, "memory_bytes": 34_190_917_632, "l2_bytes": 67_108_864,
     "shared_memory_bytes_per_multiprocessor": 102_400, "library": "torch", "count": 1,
@@ -30,7 +30,7 @@ GPU3\tSYS\tSYS\tNV12\t X \t24-47\t1
 # tensor cores 16 % below the one that drivers tell; None: all but plain cores
 _LIMITED = {
     "h800_sxm": ("fp64",), "h20_sxm": None, "l20": None,
-    "h100_nvl": ("tf32", "fp16", "bf16", "fp8", "int8"),
+    **dict.fromkeys(("h100_nvl", "h200_nvl"), ("tf32", "fp16", "bf16", "fp8", "int8")),
 }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def by_architecture():
 def test_peaks_agree_with_published_ones(name: str, vendor: str, architecture: str) -> None:
     spec = load_device(name)
     geforce = "GeForce " if spec.fp32_sums_rate < 1 else ""
-    made = this_gpu(RTX_5000_ADA | {
+    made = this_gpu(RTX_OF_ADA | {
         "name": f"{geforce}unheard of", "vendor": vendor, "architecture": architecture,
         "multiprocessors": spec.multiprocessors, "clock_hz": spec.clock_hz,
     })  # fmt: skip
@@ -61,8 +61,8 @@ def test_peaks_agree_with_published_ones(name: str, vendor: str, architecture: s
 
 
 def test_an_unknown_gpu_is_what_its_driver_tells() -> None:
-    spec = this_gpu(RTX_5000_ADA)
-    assert spec.id == "nvidia_rtx_5000_ada_generation"
+    spec = this_gpu(RTX_OF_ADA)
+    assert spec.id == "nvidia_rtx_5880_ada_generation"
     assert spec.peak("fp32", "vector") == pytest.approx(65.3e12, rel=0.01)
     assert spec.memory_bytes_per_s == pytest.approx(576e9, rel=0.01)
     assert spec.arch == load_device("l40s").arch  # so that its measurements speak for it
@@ -75,7 +75,7 @@ def test_a_known_name_is_its_datasheet() -> None:
 
 
 def test_what_a_driver_does_not_tell_is_said() -> None:
-    newer = this_gpu(RTX_5000_ADA | {"architecture": "12.1", "memory_clock_hz": None,
+    newer = this_gpu(RTX_OF_ADA | {"architecture": "12.1", "memory_clock_hz": None,
                                      "copy_bytes_per_s": 450e9})  # fmt: skip
     assert newer.arch == "Blackwell sm_120"
     assert "compute capability 12.1 is not known: rates of 12.0" in newer.note
@@ -87,9 +87,9 @@ def test_what_a_driver_does_not_tell_is_said() -> None:
     ("facts", "sentence"),
     [
         ({"name": "TPU v9"}, "expected a device whose name, or architecture, .* got 'TPU v9'"),
-        (RTX_5000_ADA | {"clock_hz": None}, "clock and multiprocessors are known"),
-        (RTX_5000_ADA | {"vendor": "amd", "architecture": "gfx1999"}, "give that as --device"),
-        (RTX_5000_ADA | {"bus_bits": None}, "expected the memory's clock and bus width"),
+        (RTX_OF_ADA | {"clock_hz": None}, "clock and multiprocessors are known"),
+        (RTX_OF_ADA | {"vendor": "amd", "architecture": "gfx1999"}, "give that as --device"),
+        (RTX_OF_ADA | {"bus_bits": None}, "expected the memory's clock and bus width"),
     ],
 )
 def test_a_device_that_nobody_can_describe_is_refused(facts: dict, sentence: str) -> None:
@@ -113,7 +113,7 @@ def test_without_a_driver_s_word_links_are_assumed_and_said_so() -> None:
     node = this_node(load_device("h200_sxm"), 8)
     assert node.intra_bytes_per_s == usual.intra_bytes_per_s
     assert f"links between GPUs assumed: those of {usual.id}" in node.confidence
-    unknown = this_node(this_gpu(RTX_5000_ADA), 2, "garbage", 12e9)
+    unknown = this_node(this_gpu(RTX_OF_ADA), 2, "garbage", 12e9)
     assert unknown.intra_bytes_per_s == 12e9
     assert "links between GPUs assumed: the host's" in unknown.confidence
     assert unknown.device is None

@@ -17,7 +17,7 @@ from typing import Any
 
 from hybridperf.fields.registry import NO, YES
 from hybridperf.hardware.machines import Machine, plain
-from hybridperf.training.steps.record import Record, Refused
+from hybridperf.training.steps.record import FIELDS, Record, Refused
 from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.columns import SCHEDULES
@@ -177,6 +177,16 @@ def _shard_ranks(
         f" {gpus_per_node} holds at tp {tp}{nothing}"
     )
     return shards
+
+
+def with_shards(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """FSDP64 says two fields: weights are sharded, over 64 ranks (FSDP2 is PyTorch's second)."""
+    text = str(said.get("sharding", ""))
+    word, ranks = text.rstrip("0123456789"), text[len(text.rstrip("0123456789")) :]
+    field = FIELDS["sharding"]
+    if not ranks or field.meant(text) is not None or not field.meant(word):
+        return said
+    return {"shard_ranks": int(ranks), **said, "sharding": word}
 
 
 def _left(

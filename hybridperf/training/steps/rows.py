@@ -40,7 +40,7 @@ from hybridperf.training.steps.record import (
     whole_numbers,
     without_collector,
 )
-from hybridperf.training.steps.row_layout import Nodes, row_degrees, row_layout
+from hybridperf.training.steps.row_layout import Nodes, row_degrees, row_layout, with_shards
 from hybridperf.workloads.transformer import Layout, TransformerShape
 from hybridperf.workloads.transformer.columns import Layouts, Rule, broken_rules, remarks
 from hybridperf.workloads.transformer.config import TransformerConfig, config_fields
@@ -244,7 +244,7 @@ class _Words:
     @staticmethod
     def of(said: Mapping[str, str], device: str | None, system: str | None) -> _Words:
         """What a record says; what is wrong is remembered, and raised by `layout`."""
-        said = _with_shards(said)
+        said = with_shards(said)
         row, fewer = Record(said), None
         by_source = names.publisher_of(row.text("source"))
         publisher = names.publisher(plain(row.text("publisher")) or by_source)
@@ -444,16 +444,6 @@ def _switches(row: Record) -> dict[str, Any]:
     if (kernel := found.get("attention")) in SHARES:
         found |= {"attention": "fused", "attention_kernel": kernel}
     return found
-
-
-def _with_shards(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """FSDP64 says two fields: weights are sharded, over 64 ranks (FSDP2 is PyTorch's second)."""
-    text = str(said.get("sharding", ""))
-    word, ranks = text.rstrip("0123456789"), text[len(text.rstrip("0123456789")) :]
-    field = FIELDS["sharding"]
-    if not ranks or field.meant(text) is not None or not field.meant(word):
-        return said
-    return {"shard_ranks": int(ranks), **said, "sharding": word}
 
 
 @functools.lru_cache(4096)
