@@ -502,6 +502,7 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
                 f"no collectives of {name} were measured: `predict_collectives` and"
                 f" `--model {name}` take its datasheet; for a model {remedy}"
             )
+        known = [*known, *names_people_use("systems")]
         raise unknown("model of collectives", str(name), known, remedy)
     with io.settled(folder):
         document = io.read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION, _UNCHECKED)
