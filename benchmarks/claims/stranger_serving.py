@@ -32,6 +32,8 @@ _MEASURED = (*TARGETS, RATE)
 _CONSTANT = "constant share of other sources"
 _LEAST_ROWS = 8  # of a cut that is printed
 _OF_A_BENCHMARK = re.compile(r"config_id=|source_file=\d{4}-\d\d-\d\d")
+# whose first tokens are the engine's own: its benchmark's program gives it prompts, no server does
+_ALONE = ("TensorRT-LLM 0.9", "XiongjieDai", "casper-hansen", "huggingface/optimum-habana")
 _CUTS = ("regime", "source", "engine", "layout", "model")
 
 
@@ -52,6 +54,8 @@ def read(data: Path) -> pd.DataFrame:
             frame["opening_burst"] = YES
         else:
             frame["source"] = frame["source"].str.split(r" \(|[@:]", regex=True).str[0]
+            alone = frame["source"].str.startswith(_ALONE)
+            frame["view"] = np.where(alone, "engine", "")
             names = frame["model_path"]
             local = names.str.endswith(".json")
             frame["model_path"] = names.where(~local, f"{path.parent}/" + names)

@@ -30,6 +30,8 @@ from hybridperf.model.calls import Call, CallChain
 from hybridperf.model.serving_effects import AHEAD_LAUNCH_S, ServingEffects
 from hybridperf.model.step_table import row_seconds, step_durations, step_table
 
+_NOTHING_S = 1e-12
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,
@@ -45,6 +47,7 @@ from hybridperf.model.step_table import row_seconds, step_durations, step_table
         "host_s",
         "which",
         "beside_s",
+        "messages_s",
         "kernels",
         "slower",
         "gaps_s",
@@ -74,6 +77,9 @@ class StepTimes:
     host_s: Array = 0.0  # of each step, whatever it holds; of several engines as sizes asked for
     which: Array = None  # int [N], of sizes [N] or [N, ...]; None: one engine's tables
     beside_s: Array = None  # [S, X] decode_s in a step with prompts; None: the same
+    # [K] of a step's messages where one half of its tokens computes while those of the other half
+    # travel; the products are the rest then. None: they are among the products
+    messages_s: Array = None
     kernels: Array = 0.0  # of a step that decodes; of several engines [E]
     # as a framework runs them (`as_run`); of several engines as sizes asked for
     slower: Array = 1.0  # times as long as the tables say
@@ -92,6 +98,10 @@ class StepTimes:
         if any(one.beside_s is not None for one in some):
             beside = [one.decode_s if one.beside_s is None else one.beside_s for one in some]
             tables["beside_s"] = np.stack(beside)
+        if any(one.messages_s is not None for one in some):
+            none_s = np.full_like(some[0].products_s, _NOTHING_S)
+            messages = [none_s if one.messages_s is None else one.messages_s for one in some]
+            tables["messages_s"] = np.stack(messages)
         return dataclasses.replace(some[0], **tables, host_s=0.0)
 
     def of(self, which: Array) -> StepTimes:
@@ -159,7 +169,11 @@ class StepTimes:
         decode = decode * (sequences > 0)
         axes = ((times.chunk, chunk), (times.chunk_keys, chunk_keys))
         prefill = between(axes, times.prefill_s, which) * (chunk > 0)
-        kernels_s = slower * (products + decode + prefill) + gaps_s * (held > 0)
+        computed = products + decode + prefill
+        if times.messages_s is not None:
+            messages = between(((times.tokens, held),), times.messages_s, which) * (held > 0)
+            computed = module.maximum(computed, messages)
+        kernels_s = slower * computed + gaps_s * (held > 0)
         kernels_s = kernels_s + sequence_s * sequences
         ahead = (sequences > 0) & ~module.asarray(awaited)
         with_prompts_s = module.where(ahead, ahead_s, launched_s) * (chunk > 0)

@@ -37,6 +37,7 @@ class Engines:
 
     times: StepTimes  # stacked
     ranks: np.ndarray  # of attention
+    stages: np.ndarray  # of a pipeline
     launches: np.ndarray  # kernels of a step that is no CUDA graph
     eager: np.ndarray  # 1: no step is
     drafted: np.ndarray  # int
@@ -53,7 +54,8 @@ class Engines:
             return np.array([*each], float)
 
         return Engines(
-            StepTimes.stacked(times), numbers(one.attention_dp for one in some), numbers(launches),
+            StepTimes.stacked(times), numbers(one.attention_dp for one in some),
+            numbers(one.pp for one in some), numbers(launches),
             numbers(one.launches == "eager" for one in some),
             numbers(one.drafted for one in some).astype(int),
             numbers(one.acceptance for one in some), numbers(one.cached_share for one in some),
@@ -126,8 +128,10 @@ class Loads:
         engine = self.engines.at(
             self.decode, effects, slots=self.slots, budget=self.chunk, admission=self.admission
         )
+        # a prompt is in one stage after the other, each its share of a step: others fill the rest
+        stages = self.engines.stages[self.first if apart else self.decode]
         added = FirstTokens(
-            effects.prefill, effects.waited_steps, effects.first_token_s,
+            effects.prefill * stages, effects.waited_steps, effects.first_token_s,
             effects.burst * self.at_once,
         )  # fmt: skip
         prefill = None

@@ -11,6 +11,7 @@ benchmark's; a row of other prompts and answers than any gets engines' defaults.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -79,6 +80,36 @@ def points_of(
     return tuple(sorted(found, key=lambda point: point.drafted > 0))
 
 
+def nearest_point(told: Mapping[str, Any], gpus: float = 0.0) -> Point | None:
+    """The deployment of a benchmark that a row, which fits none, is likest to, by logs of clients
+    and GPUs: of its total of GPUs, or, where the benchmark tells nothing of the device, of the
+    device before it.
+
+    Args:
+        told: as of `points_of`.
+        gpus: of all engines, where the row tells no more; 0: not told.
+    """
+    before = shipped_toml(__package__, "disaggregated.toml")["before"]
+    system = told["system"]
+    older = next((system.replace(own, old) for own, old in before.items() if own in system), system)
+    own, kin = (
+        [
+            (min(abs(math.log(told["clients"] / sent)) for sent in clients), point)
+            for benchmark, points in _benchmarks()
+            if _fits(benchmark, {**told, "system": name})
+            for clients, point in points
+        ]
+        for name in (system, older)
+    )
+    points = (own or kin) if gpus else ([] if own else kin)
+
+    def apart(far_and_point: tuple[float, Point]) -> float:
+        far, point = far_and_point
+        return far + (2.0 * abs(math.log(gpus / point.gpus)) if gpus else 0.0)
+
+    return min(points, key=apart)[1] if points else None
+
+
 @functools.cache
 def _benchmarks() -> list[tuple[dict[str, Any], list[tuple[list[int], Point]]]]:
     """Each benchmark's conditions, and its points with their clients."""
@@ -134,6 +165,8 @@ def settings_of(
     for rule in known["rule"]:
         if [prompt, output] in rule.get("lengths", known["lengths"]) and _fits(rule, told):
             out |= rule["set"]
+    if out.pop("one_slot_short", False):
+        out["max_num_seqs"] = max(clients - 1.0, 1.0)
     if out.pop("one_prompt_a_step", False):
         out["max_num_batched_tokens"] = prompt + clients + 64
     return out

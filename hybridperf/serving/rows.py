@@ -27,6 +27,7 @@ from hybridperf.serving.admission import AT_ONCE, NO_LIMIT, Admission
 from hybridperf.serving.machines import Machine, known_names, machine_of
 from hybridperf.serving.published import (
     has_settings,
+    nearest_point,
     points_of,
     published,
     settings_of,
@@ -81,6 +82,7 @@ class ServedRow:
     workers_told: bool = True  # by the row itself
     drafts_known: bool = True
     requests: float = 0.0  # of each client; 0: not told
+    view: str = ""  # engine, server, client: who takes the time of first tokens; "": a client
     at_once: bool = False  # all clients begin together, as in a published benchmark
     launch_host: Host | None = None  # of the machine, if it is known
     chunk: float = CHUNK  # tokens of prompts in a step at most
@@ -197,6 +199,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         "shape": shape, "framework": framework,
         **_schemes(values, name, habits, machine, framework, bool(shape.experts), notes),
         "lora_rank": _count(values, "lora_rank"),
+        "two_batches": _word(values, "two_batches") == YES,
         "moe_backend": str(values.get("moe_backend", "")).lower(),
     }  # fmt: skip
     drafted, acceptance = _count(values, "drafted"), _number(values, "acceptance", ACCEPTANCE)
@@ -221,7 +224,8 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
             f"expected isl + osl of max_model_len, {longest:g}, or fewer, got"
             f" {found['prompt']:g} + {found['output']:g}"
         )
-    if _word(values, "mode") == "disagg":
+    # more GPUs than an engine splits a layer over are a total of engines apart, in whatever mode
+    if _word(values, "mode") == "disagg" or _total(values, ""):
         engine, more = _apart(values, common, found, notes)
         found |= more
     else:
@@ -231,7 +235,10 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     engine = dataclasses.replace(
         engine, max_sequences=_count(values, "max_num_seqs", engine.max_sequences),
         moe_backend=str(values.get("moe_backend", "")).lower(),
+        kv_dtype=canonical_dtype(_word(values, "kv_dtype") or engine.kv_dtype),
     )  # fmt: skip
+    if not _word(values, "kv_dtype"):
+        notes.append(f"kv_dtype not given: {engine.kv_dtype} assumed")
     if values.get("may_draft") and "drafted" not in values:
         found["drafts_known"] = False
     if not engine.drafted and (drafted := _count(values, "drafted")):
@@ -249,7 +256,8 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         )  # fmt: skip
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
-        "at_once": at_once,
+        "at_once": at_once and _word(values, "view") != "server",
+        "view": _word(values, "view"),
         "chunk": float(_count(values, "max_num_batched_tokens", int(CHUNK))),
         "admission": admission_by(values, engine),
     }  # fmt: skip
@@ -290,11 +298,21 @@ def _apart(
     words = {name: found[name] for name in ("framework", "model", "system", "prompt", "output")}
     words |= {"clients": found["clients"], "scheme": common["expert_quant"] or common["quant"]}
     prefilling, decoding = ((tp * ranks, ranks) for tp, ranks in sizes.values())
+    total = _total(values, "" if "decode_tp_size" not in values else "decode_")
+    if total:
+        prefilling = decoding = (total, 1)
     points = points_of(words, prefilling, decoding, workers_of)
+    fits = bool(points)
+    if not points and not told:
+        near = nearest_point(words, total)
+        points = (near,) if near else ()
+    if not points and total:
+        values, told = {**values, **_shared_out(total)}, False
     if not points:
         engine = Deployment(**common, **_layout(values, "decode_", notes))
         prefill = Deployment(**common, **_layout(values, "prefill_", notes))
-        prefilling_workers, workers = given[0] or UNTOLD_PREFILLERS, given[1] or UNTOLD_DECODERS
+        untold = 1.0 if total else UNTOLD_DECODERS
+        prefilling_workers, workers = given[0] or UNTOLD_PREFILLERS, given[1] or untold
         if not told:
             notes.append(
                 f"numbers of workers are not told: {workers:g} that decode and"
@@ -311,7 +329,8 @@ def _apart(
         drafts = {"drafted": point.drafted, "acceptance": acceptance}
     if point.balanced:
         own["distribution"] = BALANCED
-    notes.append("as InferenceX deploys: " + "; or ".join(map(str, points)))
+    said = "as InferenceX deploys: " if fits else "the likest that InferenceX deploys is taken: "
+    notes.append(said + "; or ".join(map(str, points)))
     prefill, engine = (
         Deployment(
             **fields, tp=one.gpus // one.ranks, attention_dp=one.ranks, expert_ep=one.expert_ep
@@ -320,9 +339,31 @@ def _apart(
     )
     more = {"prefill_workers": point.prefill.workers, "workers": point.decode.workers,
             "as_deployed": True,
-            "workers_known": len({(one.prefill, one.decode) for one in points}) == 1,
+            "workers_known": fits and len({(one.prefill, one.decode) for one in points}) == 1,
             "drafts_known": len({one.drafted for one in points}) == 1}  # fmt: skip
     return engine, {"prefill": prefill, "workers_told": told, **more}
+
+
+def _total(values: Mapping[str, Any], kind: str) -> int:
+    """GPUs of a whole deployment that stand in the place of tp_size; 0: those of one engine, or of
+    one whose n GPUs are listed as n x n experts.
+    """
+    tp, moe_tp, moe_ep = (_count(values, f"{kind}{one}_size") for one in ("tp", "moe_tp", "moe_ep"))
+    squared = moe_tp == moe_ep > 1 and moe_tp * moe_ep == tp
+    return tp if not squared and (tp > MOST_TP or tp & (tp - 1)) else 0
+
+
+def _shared_out(gpus: int) -> dict[str, Any]:
+    """Columns of engines apart of which a total of GPUs is told: most of them decode, a power of
+    two, each an attention rank with its share of experts; the others prefill.
+    """
+    decode = 2 ** int(math.log2(max(gpus - 1, 1)))
+    sizes = {"prefill_": 2 ** int(math.log2(max(gpus - decode, 1))), "decode_": decode}
+    return {
+        f"{kind}{name}_size": count if name in ("attention_dp", "moe_ep") else 1
+        for kind, count in sizes.items()
+        for name in ("tp", "pp", "attention_dp", "moe_tp", "moe_ep")
+    }
 
 
 def _as_published(
@@ -410,8 +451,6 @@ def _schemes(
         usual_kv = kept.kv if experts_in else kept.kv_dense or kept.kv
     given_kv = _word(values, "kv_dtype")
     kv_dtype = canonical_dtype(given_kv or usual_kv)
-    if not given_kv:
-        notes.append(f"kv_dtype not given: {kv_dtype} assumed")
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
             "kv_dtype": kv_dtype,
             "distribution": habits.get("distribution", DISTRIBUTION)}  # fmt: skip

@@ -58,7 +58,8 @@ def believed_effects(rows: Sequence[ServedRow]) -> ServingEffects:
     """Of each row's framework [N]; a client's own number of requests tells its burst."""
     each = [
         believed(
-            row.framework, row.prefill is not None, row.eager, row.launch_host, row.release
+            row.framework, row.prefill is not None, row.eager, row.launch_host, row.release,
+            row.view == "engine", row.machine.spec if row.machine else None,
         )
         for row in rows
     ]  # fmt: skip

@@ -25,7 +25,8 @@ from hybridperf.workloads.serving.deployment import USABLE
 
 COLUMNS = (
     "predicted_ttft_s", "ttft_low_s", "ttft_high_s", "predicted_tpot_s", "tpot_low_s",
-    "tpot_high_s", "predicted_tokens_per_s_gpu", "memory_bytes", "fits", "note",
+    "tpot_high_s", "predicted_tokens_per_s_gpu", "tokens_per_s_gpu_low", "tokens_per_s_gpu_high",
+    "memory_bytes", "fits", "note",
 )  # fmt: skip
 # Ends of nine tenths, in standard deviations below and above: first tokens wait for what no column
 # tells. By rows of models and of systems left out
@@ -164,6 +165,20 @@ def filled(found: Served, fit: ServingFit) -> Mapping[str, Any]:
     )
     request_s = out["predicted_ttft_s"] + (output - 1.0) * out["predicted_tpot_s"]
     out["predicted_tokens_per_s_gpu"] = clients * output / request_s / gpus
+    # one effect on steps moves both, first tokens by as much as they take of a request; what else
+    # delays them is theirs
+    first = out["predicted_ttft_s"] / request_s
+    for end, slow in (("low", "high"), ("high", "low")):
+        tpot, ttft = (
+            np.log(out[f"{name}_{slow}_s"] / out[f"predicted_{name}_s"])
+            for name in ("tpot", "ttft")
+        )
+        far = np.hypot(
+            (1.0 - first) * tpot + first * np.sign(ttft) * np.minimum(abs(ttft), abs(tpot)),
+            first * np.maximum(abs(ttft) - abs(tpot), 0.0),
+        )
+        far = np.sign(ttft) * far
+        out[f"tokens_per_s_gpu_{end}"] = out["predicted_tokens_per_s_gpu"] * np.exp(-far)
     for name in ("predicted_tpot_s", "tpot_low_s", "tpot_high_s"):  # none after the first token
         out[name] = np.where(output > 1, out[name], np.nan)
     ranks = np.array([row.engine.attention_dp * row.workers for row in rows if row.engine])

@@ -13,6 +13,7 @@ from hybridperf.engine.batches import with_knobs
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.model.serving_effects import BELIEFS, KNOWN, NAMES, ServingEffects, believed
+from hybridperf.ops.frameworks import serving_framework
 from hybridperf.serving.admission import AT_ONCE, Admission
 from hybridperf.serving.batching import Engine, Link, serve
 from hybridperf.serving.engine_load import Apart, FirstTokens, Load, _Case, under_load
@@ -348,9 +349,10 @@ def test_tokens_that_drafts_add_cost_the_host_as_much_as_others() -> None:
 
 
 def test_eager_kernels_are_launched_by_the_belief_of_the_host() -> None:
-    """No torch.compile joins them: the usual launch, not the framework's."""
+    """No torch.compile joins them: the launch of its own ops, or the usual one."""
     assert believed("vllm").launch_s < believed("vllm", eager=True).launch_s
-    assert believed("vllm", eager=True).launch_s == ServingEffects().launch_s
+    assert believed("vllm", eager=True).launch_s == serving_framework("vllm").eager_launch_s
+    assert believed("trtllm", eager=True).launch_s == ServingEffects().launch_s
 
 
 def test_beliefs_have_a_source_and_a_width() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 from hybridperf.fields.frameworks import files_of, last_release, release_number
 from hybridperf.hardware.specs import Spec
@@ -18,6 +19,7 @@ class Effect(Spec):
     effect: str
     median: float
     source: str
+    memory: Literal["", "gddr", "hbm"] = ""  # of the devices that have it; "": all
     since: str = ""  # the first release that has it; before it the usual median holds
 
 
@@ -67,6 +69,12 @@ class ServingFramework(Spec):
     expert_kernel_few: str = "deepep_low_latency"
     expert_few_tokens: float = 256.0
     expert_kernel_inside: str = ""
+    # ranks from which experts are kept balanced, by copies of busy ones (DeepSeek's EPLB): as wide
+    # as tables of experts go, where nothing is told
+    balances_from: int = 9
+    # of each kernel of prompts in its own loop, where no server is before it; 0: as any host's
+    engine_launch_s: float = 0.0
+    eager_launch_s: float = 0.0  # of each kernel where none is joined; 0: as any host's
     cold: float = 0.0  # how far TTFT's upper end reaches for runs that begin cold; of its log
     effects: tuple[Effect, ...] = ()  # in place of the usual ones
     releases: tuple[Release, ...] = ()  # with which one of these changed, oldest first

@@ -54,6 +54,9 @@ class Deployment:
     # prediction), and the chance that each is taken where those before it are
     drafted: int = 0
     acceptance: float = 0.0
+    # halves of a step's tokens take turns: one computes while the other's messages travel (SGLang's
+    # two-batch overlap, vLLM's dual batch)
+    two_batches: bool = False
     cached_share: float = 0.0  # of prompt tokens, found in the cache of prefixes
     lora_rank: int = 0
     distribution: str = BALANCED  # of tokens over experts

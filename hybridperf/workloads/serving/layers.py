@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hybridperf.collectives.experts import kernels as expert_kernels
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
 from hybridperf.model.calls import CollectiveCall, expert_words
 from hybridperf.ops import (
@@ -60,6 +61,17 @@ _TUNED, _TILE, _SMS, _LEAST_K = "nvfp4", 128, 148, 1024
 _QUERY_TILE = 64.0
 
 
+def own_experts(
+    tokens: float, topk: float, experts: float, ranks: float
+) -> tuple[float, float, float, float]:
+    """Tokens, experts of each, experts and ranks of a layer by itself that has as many rows as a
+    rank of a balanced one: a rank's experts cost what it holds, however many ranks there are.
+    """
+    own = experts / ranks
+    each = min(topk, own)
+    return tokens * topk / ranks / each, each, own, 1.0
+
+
 Call = OpCall | CollectiveCall
 
 
@@ -68,6 +80,18 @@ class Kernel(NamedTuple):
 
     call: Call
     times: int = 1
+
+    @property
+    def sends(self) -> bool:
+        """Whether it is a message."""
+        return isinstance(self.call, CollectiveCall)
+
+    @property
+    def multiprocessors(self) -> float:
+        """That a message to experts takes while it travels."""
+        words = dict(self.call.words) if isinstance(self.call, CollectiveCall) else {}
+        kernel = expert_kernels().get(words.get("lib", ""))
+        return kernel.sms if kernel else 0.0
 
 
 class ServedCalls:
@@ -174,7 +198,7 @@ class ServedCalls:
         """Results of GPUs summed, unless those of experts were scattered."""
         done = self.tp == 1 or (kind is not None and self.spread)
         size = tokens * self.shape.hidden * _WIDE
-        message = self._message("all_reduce", size, self.tp, self.all_reduce)
+        message = self.message("all_reduce", size, self.tp, self.all_reduce)
         return Passes() if done else _passes(name, message)
 
     def latents(self, tokens: float) -> Passes:
@@ -216,18 +240,21 @@ class ServedCalls:
             # 4-bit values are made before they are sent, others after (TensorRT-LLM's
             # run_post_quant_allgather, vLLM's do_post_quant_allgather)
             sent_bytes = DTYPE_BYTES["fp4"] if served.of_experts() == "nvfp4" else _WIDE
-            yield self._message("all_gather", everyone * h * sent_bytes, ranks)
-            yield self._message("reduce_scatter", everyone * h * _WIDE, ranks)
+            yield self.message("all_gather", everyone * h * sent_bytes, ranks)
+            yield self.message("reduce_scatter", everyone * h * _WIDE, ranks)
         routed = everyone if not spread else tokens
         yield from self.gemm(routed, kind.experts, hidden, "bfloat16")
         if h != hidden:
             yield from self.gemm(routed, h, hidden, self.served.quant)
         quant = served.of_experts()
+        routed_to = everyone, float(kind.topk), float(kind.experts), float(served.expert_ep)
+        if spread and served.expert_ep >= self.habits.balances_from:
+            routed_to = own_experts(*routed_to)
+        taken, topk, experts, ep = routed_to
         yield OpCall(
             Moe(
-                _dtype(quant), everyone, float(h), float(kind.ffn), float(kind.topk),
-                float(kind.experts), float(served.expert_tp), float(served.expert_ep),
-                float(self.shape.gated), quant, served.distribution,
+                _dtype(quant), taken, float(h), float(kind.ffn), topk, experts,
+                float(served.expert_tp), ep, float(self.shape.gated), quant, served.distribution,
             ),
             framework=served.framework, variant=served.moe_backend or ("spread" if spread else ""),
         )  # fmt: skip
@@ -406,7 +433,7 @@ class ServedCalls:
         """A framework's own kernel of an op that goes row by row."""
         return OpCall(op, issued_apart=True, framework=self.served.framework)
 
-    def _message(self, collective: str, size: float, ranks: int, library: str = "") -> Call:
+    def message(self, collective: str, size: float, ranks: int, library: str = "") -> Call:
         nodes = -(-ranks // self.per_node)
         # their own kernels read each other's memory: between nodes NCCL's run
         words = (("lib", library),) if library and nodes == 1 else ()
@@ -446,6 +473,17 @@ class _Kernels:
     def head_norm(self, name: str, tokens: float, heads: float, dim: float) -> Passes:
         rows = tokens * max(heads / self.tp, 1.0)
         return _passes(name, self.calls.by_rows(RmsNorm("bf16", rows, dim)))
+
+    def whole_norm(self, name: str, tokens: float, queries: float, keys: float) -> Passes:
+        """Sums of squares of both, by NCCL those of all ranks, two numbers of 32 bits a token, and
+        scaling (vLLM's `MiniMaxText01RMSNormTP.forward_qk`).
+        """
+        calls, widths = self.calls, (queries / self.tp, keys / self.tp)
+        sums = (calls.by_rows(RmsNorm("bf16", tokens, sum(widths))),)
+        if self.tp > 1:
+            size = tokens * 2 * DTYPE_BYTES["fp32"]
+            sums = (*sums, calls.message("all_reduce", size, calls.tp))
+        return _passes(name, *sums, *(calls.loop("mul", tokens, one) for one in widths))
 
     def activation(
         self, name: str, tokens: float, cols: float, *, gated: bool, bias: bool

@@ -5,7 +5,7 @@ priced at once, each size a chain of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -63,6 +63,8 @@ class _Listed:
     deployments: Sequence[Deployment]
     # places of products, decoding, prompts and decoding beside them; kernels
     tables: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, float]]
+    beside: Mapping[int, tuple[np.ndarray, np.ndarray]]  # by deployment: places of messages that
+    # travel while products run [K], and the share of the multiprocessors that send them [K]
     sizes: Sizes
 
     def times(self, seconds: Array) -> list[StepTimes]:
@@ -72,10 +74,14 @@ class _Listed:
                 for one in dataclasses.fields(self.sizes))  # fmt: skip
         tokens, sequences, keys, chunk, chunk_keys = axes
         found = []
-        for one, (products_at, decode_at, prefill_at, beside_at, kernels) in zip(
-            self.deployments, self.tables, strict=True
+        for at, (one, (products_at, decode_at, prefill_at, beside_at, kernels)) in enumerate(
+            zip(self.deployments, self.tables, strict=True)
         ):
-            products_s, decode_s = seconds[products_at], seconds[decode_at]
+            products_s, decode_s, messages_s = seconds[products_at], seconds[decode_at], None
+            if at in self.beside:
+                messages_at, held = self.beside[at]
+                messages_s = seconds[messages_at]
+                products_s = products_s + held * messages_s
             beside_s = None if beside_at is None else module.maximum(seconds[beside_at], decode_s)
             if one.drafted:  # products of all tokens of a sequence, where one is counted
                 more = module.interp(sequences * (1.0 + one.drafted), tokens, products_s)
@@ -85,6 +91,7 @@ class _Listed:
                 StepTimes(
                     tokens, products_s, sequences, keys, decode_s, chunk, chunk_keys,
                     seconds[prefill_at], beside_s=beside_s, kernels=float(kernels),
+                    messages_s=messages_s,
                 )
             )  # fmt: skip
         return found
@@ -148,12 +155,21 @@ def _listed(
         chains.append(CallChain(parts, "step"))
         return len(chains) - 1
 
-    tables = []
+    tables, beside_products = [], dict[int, tuple[np.ndarray, np.ndarray]]()
     # of decoding, of prompts, and of decoding beside these where it is another kernel
     attention: dict[Deployment, tuple[np.ndarray, np.ndarray, np.ndarray | None]] = {}
     for one in deployments:
         calls = ServedCalls(one, per_node, all_reduce)
         products = [list(calls.products(n)) for n in sizes.tokens]
+        if one.two_batches:
+            halves = [[Kernel(call, 2 * times) for call, times in calls.products(max(n / 2, 1.0))]
+                      for n in sizes.tokens]  # fmt: skip
+            sent = [[kernel for kernel in some if kernel.sends] for some in halves]
+            if all(sent):
+                held = [max(kernel.multiprocessors for kernel in some) for some in sent]
+                share = np.array(held) / (model.device.multiprocessors or np.inf)
+                beside_products[len(tables)] = np.array([chain(some) for some in sent]), share
+                products = [[kernel for kernel in some if not kernel.sends] for some in halves]
         # what engines that differ in their experts alone have alike; drafts compute a whole layer
         alike = (
             one
@@ -178,4 +194,4 @@ def _listed(
             np.array([chain(some) for some in products]), *attention[alike],
             sum(times for _, times in (*products[0], *calls.decode(1.0, sizes.keys[0]))),
         ))  # fmt: skip
-    return _Listed([*rows], chains, deployments, tables, sizes)
+    return _Listed([*rows], chains, deployments, tables, beside_products, sizes)

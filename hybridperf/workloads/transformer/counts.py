@@ -173,7 +173,8 @@ def _attention(shape: ModelSizes) -> ParameterCounts:
     h, latent = shape.hidden, shape.latent
     bias = shape.biases if shape.qkv_biases is None else shape.qkv_biases
     sinks = shape.heads if shape.sinks else 0
-    whole = (2 * shape.dim if shape.qk_norm else 0) + (h if shape.biases else 0)
+    norms = shape.query_width + shape.key_width if shape.qk_norm_whole else 2 * shape.dim
+    whole = (norms if shape.qk_norm else 0) + (h if shape.biases else 0)
     output = shape.context_width * h
     if latent is None:
         query = (h + bias) * shape.query_width * (1 + shape.gated_attention)

@@ -318,6 +318,10 @@ class Kernels:
         back = PassStep(call, "memory", f"{name} gradients", kernels=2, tensor=("rows",))
         return Passes((forward,), (back,))
 
+    def whole_norm(self, name: str, tokens: float, queries: float, keys: float) -> Passes:
+        """Norms over all heads of queries and of keys; sums over ranks are not counted."""
+        return self.head_norm(name, tokens, 1.0, queries) + self.head_norm(name, tokens, 1.0, keys)
+
     def repeated(
         self, name: str, tokens: float, heads: float, kv_heads: float, each: float
     ) -> Passes:

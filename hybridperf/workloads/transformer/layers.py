@@ -39,6 +39,7 @@ class LayerKernels(Protocol):
     ) -> Passes: ...
     def split(self, name: str, tokens: float, cols: float) -> Passes: ...
     def head_norm(self, name: str, tokens: float, heads: float, dim: float) -> Passes: ...
+    def whole_norm(self, name: str, tokens: float, queries: float, keys: float) -> Passes: ...
     def activation(
         self, name: str, tokens: float, cols: float, *, gated: bool, bias: bool
     ) -> Passes: ...
@@ -115,7 +116,10 @@ def _heads(mode: Mode, tokens: float) -> Passes:
     into += mode.adapter("qkv", tokens, s.hidden, width, "outputs")
     if not mode.packed_qkv:
         into += kernels.split("qkv", tokens, width)
-    if s.qk_norm:
+    if s.qk_norm_whole:
+        width = mode.key_copies * s.key_width
+        into += kernels.whole_norm("query and key norms", tokens, s.query_width, width)
+    elif s.qk_norm:
         into += kernels.head_norm("query norm", tokens, s.heads, s.dim)
         into += kernels.head_norm("key norm", tokens, mode.key_copies * s.key_heads, s.dim)
     return into + mode.rotated(tokens)

@@ -154,6 +154,7 @@ class ModelSizes:
     qkv_biases: bool | None = None  # None: as `biases`
     head_bias: bool = False
     qk_norm: bool = False  # norms over head_dim of queries and keys, shared by the heads
+    qk_norm_whole: bool = False  # of these norms: over all heads, on whatever ranks they are
     sinks: bool = False  # one learned logit per head
     gated_attention: bool = False  # the result times a gate, made as wide with the queries
 
