@@ -112,7 +112,7 @@ def judge(data: Path, rows: int | None = None) -> Found:
     said = f"{len(judged)} of {len(once)} distinct rows predicted, {len(refused)} refused"
     too_large = int((~judged["fits"].astype(bool)).sum())
     said += f"; {too_large} that ran are called too large"
-    why = refused["why"].str.replace(r"got .*|[\d.]+", "", regex=True).str.slice(0, 90)
+    why = refused["why"].astype(str).str.replace(r"got .*|[\d.]+", "", regex=True).str.slice(0, 90)
     said += "".join(f"\n  {count} {reason}" for reason, count in why.value_counts().items())
     return Found(said, {"stranger_serving": judged, "stranger_serving_refused": refused}, lines)
 

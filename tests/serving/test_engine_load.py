@@ -11,6 +11,7 @@ import pytest
 
 from hybridperf.engine.batches import with_knobs
 from hybridperf.engine.step_times import StepTimes
+from hybridperf.hardware import load_device
 from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.model.serving_effects import BELIEFS, KNOWN, NAMES, ServingEffects, believed
 from hybridperf.ops.frameworks import serving_framework
@@ -360,4 +361,6 @@ def test_beliefs_have_a_source_and_a_width() -> None:
     for known in KNOWN:
         assert known["effect"] in NAMES
         assert known["source"]
-        assert getattr(believed(known["framework"]), known["effect"]) == known["median"]
+        device = {"": None, "hbm": load_device("h100_sxm"), "gddr": load_device("rtx_4090")}
+        found = believed(known["framework"], device=device[known["memory"]])
+        assert getattr(found, known["effect"]) == known["median"]

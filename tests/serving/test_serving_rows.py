@@ -55,9 +55,14 @@ def test_names_of_one_model_are_one() -> None:
 
 
 @pytest.mark.parametrize("tp", [12, 28, 36, 72])
-def test_totals_of_gpus_are_refused(tp: int) -> None:
+def test_a_total_of_gpus_is_the_deployment_it_is_likest_to(tp: int) -> None:
+    """InferenceX lists a deployment's GPUs as tp; its recipes tell engines of as many."""
     row = understood(table({**EXPERTS, "tp_size": tp, "moe_tp_size": tp}))[0]
-    assert "a total of GPUs" in row.refused
+    assert not row.refused
+    assert any("deploys" in note and "to prefill" in note for note in row.notes)
+    assert row.prefill is not None
+    of_both = row.prefill_workers * row.prefill.gpus + row.workers * row.engine.gpus
+    assert 1 / 3 < of_both / tp < 3  # of those that are published
 
 
 @pytest.mark.parametrize(
