@@ -61,7 +61,8 @@ def by_variant(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequenc
     room = xp.minimum(xp.log(batch.whole(batch.work.flops) / peak) - log_s, 0.0)
     factor = xp.maximum(np.log(_variant_factor(batch, known)), room)
     source = Source(Code.BELIEF, batch.variant, assumed=known["source"])
-    return [Step("variant", factor, source, 0.0, known["width"] ** 2)]
+    variance = known["width"] ** 2
+    return [Step("variant", factor, source, variance, variance)]
 
 
 def multiplied_more(batch: Batch, priced: Priced) -> float:
