@@ -72,7 +72,8 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
         steps = Adaptation.load(path.parent) if os.path.exists(path.parent / STEPS_FILE) else None
         # a model without any row stays the datasheet's roofline
         others = shipped if fields["groups"] or fields["families"] else None
-        usual = others and functools.cache(lambda: _strangers_families(fields["device"]))
+        by_prior = functools.cache(lambda: _strangers_families(fields["device"]))
+        usual = by_prior if others else None
         return PerfModel(
             **fields, collectives=fabric, host=host, steps=steps, references=others, usual=usual
         )

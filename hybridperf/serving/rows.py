@@ -335,7 +335,7 @@ def _apart(
         Deployment(
             **fields, tp=one.gpus // one.ranks, attention_dp=one.ranks, expert_ep=one.expert_ep
         )
-        for fields, one in ((common | drafts, point.prefill), (own | drafts, point.decode))
+        for fields, one in (({**common, **drafts}, point.prefill), (own | drafts, point.decode))
     )
     more = {"prefill_workers": point.prefill.workers, "workers": point.decode.workers,
             "as_deployed": True,

@@ -73,6 +73,8 @@ def rl_plan(
         InputError: for fields that cannot be, and where no trainer or no engine fits.
     """
     began_s, device = time.perf_counter(), load_system(system).device
+    if device is None:
+        raise InputError(f"expected a system whose accelerator is known, got {system}")
     known = fields_of("rl")
     said = values_in({**fields, "model": model, "system": system, "n_gpus": gpus}, known)
     said["gpu"] = device

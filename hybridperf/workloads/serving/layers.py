@@ -479,11 +479,10 @@ class _Kernels:
         scaling (vLLM's `MiniMaxText01RMSNormTP.forward_qk`).
         """
         calls, widths = self.calls, (queries / self.tp, keys / self.tp)
-        sums = (calls.by_rows(RmsNorm("bf16", tokens, sum(widths))),)
-        if self.tp > 1:
-            size = tokens * 2 * DTYPE_BYTES["fp32"]
-            sums = (*sums, calls.message("all_reduce", size, calls.tp))
-        return _passes(name, *sums, *(calls.loop("mul", tokens, one) for one in widths))
+        sums = calls.by_rows(RmsNorm("bf16", tokens, sum(widths)))
+        size = tokens * 2 * DTYPE_BYTES["fp32"]
+        sent = [calls.message("all_reduce", size, calls.tp)] if self.tp > 1 else []
+        return _passes(name, sums, *sent, *(calls.loop("mul", tokens, one) for one in widths))
 
     def activation(
         self, name: str, tokens: float, cols: float, *, gated: bool, bias: bool

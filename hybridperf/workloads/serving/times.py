@@ -155,7 +155,8 @@ def _listed(
         chains.append(CallChain(parts, "step"))
         return len(chains) - 1
 
-    tables, beside_products = [], dict[int, tuple[np.ndarray, np.ndarray]]()
+    tables = list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, float]]()
+    beside_products = dict[int, tuple[np.ndarray, np.ndarray]]()
     # of decoding, of prompts, and of decoding beside these where it is another kernel
     attention: dict[Deployment, tuple[np.ndarray, np.ndarray, np.ndarray | None]] = {}
     for one in deployments:
