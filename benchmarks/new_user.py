@@ -71,7 +71,7 @@ TASKS = (
          ("layouts.csv", "layouts.cvs"), "layouts.cvs", ("steps.csv",)),
     Task("a GPU without measurements", _TUTORIALS + "new_machine.md",
          "hybridperf fit --device l40s --folder my-l40s",
-         ("l40s", "l40z"), "did you mean 'l40s'", ("my-l40s/model.json",)),
+         ("l40s", "l40ss"), "did you mean 'l40s'", ("my-l40s/model.json",)),
     Task("times of ops on it", _TUTORIALS + "new_machine.md",
          "hybridperf ops shapes.csv --model my-l40s --out predicted.csv",
          ("my-l40s", "my-l40"), "my-l40", ("predicted.csv",)),

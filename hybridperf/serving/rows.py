@@ -224,8 +224,8 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
             f"expected isl + osl of max_model_len, {longest:g}, or fewer, got"
             f" {found['prompt']:g} + {found['output']:g}"
         )
-    # more GPUs than an engine splits a layer over are a total of engines apart, in whatever mode
-    if _word(values, "mode") == "disagg" or _total(values, ""):
+    # of experts, more GPUs than an engine splits a layer over are a total of engines apart
+    if _word(values, "mode") == "disagg" or (shape.experts and _total(values, "")):
         engine, more = _apart(values, common, found, notes)
         found |= more
     else:

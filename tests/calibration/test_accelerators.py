@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+import zlib
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -81,8 +82,11 @@ def test_a_folder_of_another_device_is_refused(tmp_path) -> None:
     store = tmp_path / "ops.jsonl"
     header, *rows = store.read_text().splitlines(keepends=True)
     was = json.loads(header)
+    del was["sum"]
     was["fingerprint"]["device_kind"] = "NVIDIA H200"
-    store.write_text("".join((json.dumps(was) + "\n", *rows)))
+    line = json.dumps(was)
+    summed = f'{line[:-1]}, "sum": "{zlib.crc32(line.encode()):08x}"}}'
+    store.write_text("".join((summed + "\n", *rows)))
     refused = measure(tmp_path, "ops", "--device", "cpu", "--only", "fill")
     assert refused.returncode == 2
     assert "holds measurements of something else (device_kind: 'NVIDIA H200'" in refused.stderr

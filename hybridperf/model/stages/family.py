@@ -43,6 +43,7 @@ ELEMENTWISE, BY_ROWS = "elementwise", ("softmax", "norm")  # families of loops
 PRODUCTS, SINGLE, QUANTISE = "matmul", "matmul_fp32", "quantise"
 # elements: milliseconds, far above what a launch costs, and no more than was measured
 LONG_LOOP = 2.0**27
+_NOT_MEASURED = 1e-6  # octaves: beyond any range, and by no distance
 # seconds over the datasheet's that 99 % of measured rows stay under, besides what the shortest
 # take, of a family, quantised or not; and of what these take
 _MOST = {
@@ -85,9 +86,14 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
 
 
 def by_usual(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
-    """A family that no relative of this device measured, as of a device without a calibration."""
+    """A family that no relative of this device measured, as of a device without a calibration:
+    outside of what was, whatever its sizes.
+    """
     model = dataclasses.replace(machine.model, families=machine.model.by_prior())
-    return by_family(batch, machine._replace(model=model), log_s, xp)
+    steps = by_family(batch, machine._replace(model=model), log_s, xp)
+    return [
+        dataclasses.replace(step, outside=xp.maximum(step.outside, _NOT_MEASURED)) for step in steps
+    ]
 
 
 def _bounds(
@@ -149,8 +155,8 @@ def told_of(
         together = parts[0][1] if len(parts) == 1 else concatenate([rows for _, rows, _ in parts])
         adapted = machine.model.families[family]
         told, at = predicted(adapted, together, alone), 0
-        if family in (PRODUCTS, SINGLE):
-            told = told.moved(_short_of_contained(parts, machine, adapted, told))
+        if family == PRODUCTS:
+            told = told.moved(_short_of_contained(parts, machine, adapted, told.log_s))
         for batch, rows, assumed in parts:
             found[id(batch)] = rows, assumed, told.rows(slice(at, at + len(batch)))
             at += len(batch)
@@ -159,27 +165,22 @@ def told_of(
 
 def _short_of_contained(
     parts: Sequence[tuple[Batch, FamilyRows, Any]], machine: Machine, adapted: Adapted,
-    whole: Predicted,
+    log_s: Array,
 ) -> Array:  # fmt: skip
     """Logs by which products [R] come out quicker than those of whole tiles of rows inside them,
     and most of what the rest of their rows takes at its roofline.
 
     Tables of some devices hold numbers of rows that fill vectors: of others networks know nothing,
     and by them alone 4,097 rows take a sixth less than 4,096 do. Widths and depths between tiles
-    are the learner's (`ops/gemm.py`). In single precision, whose tables hold any number, those of
-    half of their rows count, and only outside what was measured.
+    are the learner's (`ops/gemm.py`).
     """
-    inner, own, at, start, log_s = [], [], [], 0, whole.log_s
+    inner, own, at, start = [], [], [], 0
     for batch, rows, _ in parts:
         op: Any = batch.op
-        if batch.family == SINGLE:
-            beyond = (whole.outside[start : start + len(batch)] > 0) & (batch.size("m") >= 2)
-            contained = batch.xp.where(beyond, op.m / 2, op.m)
-        else:
-            contained = _whole(op.m, batch.xp)
-        if batch.xp is not np or np.any(short := contained != op.m):
-            inside = batch.of(dataclasses.replace(op, m=contained), machine.device)
-            found, _ = rows_of(inside, adapted, machine)
+        whole = _whole(op.m, batch.xp)
+        if batch.xp is not np or np.any(short := whole != op.m):
+            within = batch.of(dataclasses.replace(op, m=whole), machine.device)
+            found, _ = rows_of(within, adapted, machine)
             if batch.xp is np:
                 keep = np.flatnonzero(np.broadcast_to(short, (len(batch),)))
                 found, rows = found.rows(keep), rows.rows(keep)
@@ -192,8 +193,7 @@ def _short_of_contained(
     if not inner:
         return 0.0
     rows, least_s = ((concatenate(each) if len(each) > 1 else each[0]) for each in (inner, own))
-    within = predicted(adapted, rows)
-    told = within.log_s + np.log(_CONTAINED)
+    told = predicted(adapted, rows).log_s + np.log(_CONTAINED)
     module = array_module(told, log_s)
     # with three quarters of what the rest takes at its roofline seconds have slopes; all of it
     # passes what the next whole tile takes, whose products reach more of the peak
@@ -201,8 +201,6 @@ def _short_of_contained(
     least = module.log(module.exp(told) + 0.75 * module.maximum(beside, 0.0))
     places = np.concatenate(at)
     more = module.maximum(least - log_s[places], 0.0)
-    if parts[0][0].family == SINGLE:  # what lies farther from the rows says nothing of the nearer
-        more = module.where(within.outside <= whole.outside[places], more, 0.0)
     return put(module.zeros(len(log_s)), (places,), more)
 
 
