@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 import hybridperf
 from hybridperf.fields import json_schema
-from hybridperf.fields.passed import columns_not_read, remark_not_read
+from hybridperf.fields.columns import columns_not_read, remark_not_read
 
 _QUICK_S = 3.0  # what takes longer shows that it goes on
 _TITLE = 140  # characters

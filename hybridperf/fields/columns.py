@@ -7,22 +7,28 @@ it. Columns of other names pass, and `columns_not_read` tells which. Axes: R row
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridperf.fields.passed import pass_by
 from hybridperf.fields.registry import YES, Field, Fields, fields_of, folded, words_elsewhere
 from hybridperf.io import InputError, Numbers, closest, number_columns
 from hybridperf.io.later import pd
 
 if TYPE_CHECKING:
     import pandas
+
+
+# names of columns that say nothing to a question: whoever reads a table tells them here, and
+# whoever answers says them with the answer
+_PASSED: ContextVar[dict[str, None] | None] = ContextVar("passed", default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,3 +360,27 @@ def reads(question: str, columns: Iterable[object]) -> list[str]:
     """Those of some columns that say a field."""
     fields: Fields = fields_of(question)
     return [str(name) for name in columns if fields.called(str(name))]
+
+
+@contextlib.contextmanager
+def columns_not_read() -> Iterator[dict[str, None]]:
+    """Names of columns of tables read meanwhile that say nothing to their question, in order."""
+    passed = dict[str, None]()
+    token = _PASSED.set(passed)
+    try:
+        yield passed
+    finally:
+        _PASSED.reset(token)
+        if (outer := _PASSED.get()) is not None:
+            outer.update(passed)
+
+
+def remark_not_read(names: Collection[str]) -> tuple[str, ...]:
+    """A sentence on columns that say nothing, none where there are none."""
+    return (f"not read: {', '.join(names)}",) if names else ()
+
+
+def pass_by(names: Iterable[str]) -> None:
+    """Tell that columns of a table are not read."""
+    if (heard := _PASSED.get()) is not None:
+        heard.update(dict.fromkeys(names))

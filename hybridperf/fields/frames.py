@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from hybridperf.fields.passed import columns_not_read, remark_not_read
+from hybridperf.fields.columns import columns_not_read, remark_not_read
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
 from hybridperf.io.progress import Progress, shown

@@ -72,8 +72,7 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
         steps = Adaptation.load(path.parent) if os.path.exists(path.parent / STEPS_FILE) else None
         # a model without any row stays the datasheet's roofline
         others = shipped if fields["groups"] or fields["families"] else None
-        by_prior = functools.cache(lambda: _strangers_families(fields["device"]))
-        usual = by_prior if others else None
+        usual = _Usual(fields["device"]) if others else None
         return PerfModel(
             **fields, collectives=fabric, host=host, steps=steps, references=others, usual=usual
         )
@@ -108,6 +107,20 @@ def unmeasured_device(device: hardware.DeviceSpec) -> PerfModel:
     """
     families = _strangers_families(device)
     return dataclasses.replace(PerfModel.datasheet(device), references=shipped, families=families)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Usual:
+    """Families of a device by the priors alone, once, wherever its model is sent."""
+
+    device: hardware.DeviceSpec
+
+    @functools.cached_property
+    def _families(self) -> dict[str, Adapted]:
+        return _strangers_families(self.device)
+
+    def __call__(self) -> dict[str, Adapted]:
+        return self._families
 
 
 def _strangers_families(device: hardware.DeviceSpec) -> dict[str, Adapted]:

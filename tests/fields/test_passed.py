@@ -11,8 +11,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.fields import fields_of, questions
-from hybridperf.fields.columns import as_given, said_by
-from hybridperf.fields.passed import columns_not_read
+from hybridperf.fields.columns import as_given, columns_not_read, said_by
 from hybridperf.io import InputError
 
 _NAMES = 500

@@ -149,7 +149,7 @@ def test_true_and_false_of_numpy_pass():
     ("make", "says"),
     [
         (lambda: GPT2.replace(vocab=10**12), "vocab of gpt2 must be a billion or less"),
-        (lambda: GPT2.replace(layers=10**6), "layers of gpt2 must be 100,000 or less"),
+        (lambda: GPT2.replace(layers=10**6), "layers of gpt2 must be 10,000 or less"),
         (lambda: GPT2.replace(predicted_share=1.5), "of gpt2 must be at most 1, got 1.5"),
         (
             lambda: hp.Layout(micro_batch=10**18).check(GPT2),

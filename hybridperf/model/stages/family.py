@@ -34,13 +34,13 @@ from hybridperf.model.families import (
 )
 from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.step import Machine, Step
-from hybridperf.model.stages.who import Who, who
+from hybridperf.model.stages.who import SINGLE, Who, who
 from hybridperf.ops import Quantise
 from hybridperf.ops.quantise import SCHEMES, measured_scheme
 from hybridperf.ops.rows import KERNEL_S, goes_by_rows
 
 ELEMENTWISE, BY_ROWS = "elementwise", ("softmax", "norm")  # families of loops
-PRODUCTS, SINGLE, QUANTISE = "matmul", "matmul_fp32", "quantise"
+PRODUCTS, QUANTISE = "matmul", "quantise"
 # elements: milliseconds, far above what a launch costs, and no more than was measured
 LONG_LOOP = 2.0**27
 _NOT_MEASURED = 1e-6  # octaves: beyond any range, and by no distance

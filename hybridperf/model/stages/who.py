@@ -5,7 +5,7 @@
     family      rows of this device, or what other devices show of a family (an adapted prior)
     group       rows of this device, by knobs of its own
     stand-in    rows of the device whose calibration stands for this one
-    usual       what all devices show of a family that no relative of this one measured
+    usual       what all devices show of products in fp32 that no relative of this one measured
     borrowed    what other devices' calibrations say (`borrowed.py`)
     datasheet   the roofline
 
@@ -34,6 +34,7 @@ FORMS: Mapping[str, Callable[[Any, images.GpuFacts], Any]] = {
 }  # fmt: skip
 _TWINS = {"fp16": "bf16", "bf16": "fp16"}
 
+SINGLE = "matmul_fp32"  # products in single precision
 Who = enum.Enum("Who", "FORM FUSED FAMILY GROUP STAND_IN USUAL BORROWED DATASHEET")
 
 
@@ -50,7 +51,8 @@ def who(batch: Batch, model: Any) -> Who:
     other = model.stand_in
     if other is not None and is_measured(other, as_measured(other, batch)):
         return Who.STAND_IN
-    if model.refers and not batch.inlined and model.usual and batch.family in model.usual():
+    usual = model.refers and batch.family == SINGLE and not batch.inlined and model.usual
+    if usual and SINGLE in usual():
         return Who.USUAL
     return Who.BORROWED if model.refers else Who.DATASHEET
 

@@ -39,6 +39,8 @@ _SCAN = {
     "groups": ("n_groups", "mamba_n_groups", "linear_num_key_heads"),
     "conv": ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim"),
 }  # fmt: skip
+# the gated delta rule has a decay and a rate of its own, and chunks of 64 tokens
+_DELTA = {"chunk": 64, "rates": 2}
 _SPARSE = {"selected": "index_topk", "index_heads": "index_n_heads", "index_dim": "index_head_dim"}
 _TABLES = ("attn_config", "ffn_config")  # of a config, which say what others say beside them
 _NESTED = ("keys", "defaults", "only")  # tables of a section
@@ -159,7 +161,11 @@ def _config_as(name: str, shape: TransformerShape) -> dict[str, Any]:
     if shape.dense_layers and "interleave_moe_layer_step" in _architecture(name)["defaults"]:
         with_experts = shape.layers - shape.dense_layers
         config["interleave_moe_layer_step"] = shape.layers // max(with_experts, 1)
-    if shape.scan is not None:
+    if shape.scan is not None and shape.scan.rates == _DELTA["rates"]:
+        words = {"scan": "linear_attention", "attention": "full_attention"}
+        config["layer_types"] = [words.get(one, one) for one in shape.mixers]
+        config |= {keys[-1]: getattr(shape.scan, field) for field, keys in _SCAN.items()}
+    elif shape.scan is not None:
         mlp = "E" if shape.experts else "-"
         letters = {"scan": "M", "attention": "*", "mlp": mlp}
         config["hybrid_override_pattern"] = "".join(letters.get(one, "?") for one in shape.mixers)
@@ -321,8 +327,7 @@ def _mixers(
         if missing := [_SCAN[field][0] for field in _SCAN if scan[field] is None]:
             raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
         chunk = config.get("chunk_size") or config.get("mamba_chunk_size")
-        # the gated delta rule has a decay and a rate of its own, and chunks of 64 tokens
-        delta = {"chunk": 64, "rates": 2} if "linear_key_head_dim" in config else {}
+        delta = _DELTA if "linear_key_head_dim" in config else {}
         found["scan"] = scan | ({"chunk": chunk} if chunk else {}) | delta
     return found
 
