@@ -253,7 +253,7 @@ def test_what_is_no_archive_is_one_sentence(tmp_path, monkeypatch) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(MODEL, b" " * (2**20 + 8))
     monkeypatch.setattr(pt2, "most_unpacked", lambda packed_bytes: 2**20)
-    with pytest.raises(hp.InputError, match="it would take .* of memory or more"):
+    with pytest.raises(hp.InputError, match=r"it would take .* of memory or more"):
         hp.from_exported(path)
 
 
