@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from hybridperf.collectives.algorithms import COLLECTIVES
+from hybridperf.collectives.experts import kernels as expert_kernels
 from hybridperf.ops import GROUPS, OpCall, columns
 from hybridperf.ops import Call as StartProgram
 
@@ -47,6 +48,12 @@ class CollectiveCall:
         """An all-to-all by what each rank sends to each [n, n]."""
         most, ranks = max(sum(row) for row in pair_bytes), len(pair_bytes)
         return CollectiveCall("alltoall", most, ranks, nodes, pair_bytes, words)
+
+
+def multiprocessors_of(call: CollectiveCall) -> float:
+    """That a call takes while it travels; 0 of one that no kernel of experts carries."""
+    kernel = expert_kernels().get(dict(call.words).get("lib", ""))
+    return kernel.sms if kernel else 0.0
 
 
 def expert_words(

@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hybridperf.collectives.experts import kernels as expert_kernels
 from hybridperf.hardware import DTYPE_BYTES, canonical_dtype
-from hybridperf.model.calls import CollectiveCall, expert_words
+from hybridperf.model.calls import CollectiveCall, expert_words, multiprocessors_of
 from hybridperf.ops import (
     FUSED,
     BatchedGemm,
@@ -89,9 +88,7 @@ class Kernel(NamedTuple):
     @property
     def multiprocessors(self) -> float:
         """That a message to experts takes while it travels."""
-        words = dict(self.call.words) if isinstance(self.call, CollectiveCall) else {}
-        kernel = expert_kernels().get(words.get("lib", ""))
-        return kernel.sms if kernel else 0.0
+        return multiprocessors_of(self.call) if isinstance(self.call, CollectiveCall) else 0.0
 
 
 class ServedCalls:
