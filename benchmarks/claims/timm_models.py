@@ -10,24 +10,20 @@ spent: constants of `ops/images.py` were settled on half of them, and the other 
 Of those that follow, DEV is what mechanisms may be chosen on, ASIDE what judges. Constants saw both
 cards before, so a card is left out by the baseline alone. Beside ours: the datasheet's roofline
 times the constant of each setting that DEV has in the median; and the other card's constant.
-
-Captured programs are kept in the system's folder for temporary files, by architecture, step and the
-code that captures.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import pickle
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from benchmarks.claims.harness import Columns, Found, ResultLine, program_digest
+from benchmarks.claims.harness import Columns, Found, ResultLine
 from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError, read_table
@@ -63,15 +59,6 @@ _SHOWN = [
 _COLUMNS = Columns(
     "step_time_s",
     baselines={"roofline x constant": "constant_s", "other card's": "other_card_s"},
-)
-# what a captured program depends on
-_CAPTURES = (
-    *(
-        f"workloads/programs/torch/{name}.py"
-        for name in ("calls", "capture", "fakes", "on_gpu", "record", "recurrent")
-    ),
-    "workloads/programs/torch/ops.toml",
-    "benchmarks/claims/timm_models.py",
 )
 _READS_NUMBERS = ("regnet",)  # while they are made: with weights
 # kinds of architecture by what their names begin with; all others are convolutional
@@ -170,7 +157,7 @@ def judged(rows: pd.DataFrame, say: Callable[[str], None] = print) -> pd.DataFra
         if (*step, compiled) not in steps:
             steps = {key: one for key, one in steps.items() if key[0] == row.arch}
             try:
-                steps[*step, compiled] = workload_of(captured_once(*step), compiled=compiled)
+                steps[*step, compiled] = workload_of(captured(*step), compiled=compiled)
             except InputError as error:
                 if (told := f"left out {row.arch}, {row.task}: {error}") not in said:
                     said.add(told)
@@ -209,27 +196,7 @@ def _summary(rows: pd.DataFrame) -> pd.Series:
     return pd.Series({"rows": float(len(rows)), **shares, "ratio": round(float(middle), 3)})
 
 
-def captured_once(*step: Any) -> Captured:
-    """`captured`, kept among temporary files."""
-    timm, torch = libraries()
-    told = f"{step} {program_digest(_CAPTURES)} {timm.__version__} {torch.__version__}"
-    name = hashlib.sha256(told.encode()).hexdigest()[:24]
-    path = Path(tempfile.gettempdir(), "hybridperf-captures", f"{name}.pickle")
-    with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError):
-        kept = pickle.loads(path.read_bytes())
-        if isinstance(kept, str):
-            raise InputError(kept)
-        return kept
-    path.parent.mkdir(exist_ok=True)
-    try:
-        kept = captured(*step)
-    except InputError as error:
-        path.write_bytes(pickle.dumps(str(error)))
-        raise
-    path.write_bytes(pickle.dumps(kept))
-    return kept
-
-
+@functools.lru_cache(4)  # of one architecture, eager and compiled, on either card
 def captured(arch: str, task: str, layout: str, batch: int, side: int, fused: bool) -> Captured:
     """One step of an architecture as `benchmark.py` runs it, without a GPU or weights.
 
