@@ -55,12 +55,7 @@ def rl(config: Mapping[str, Any]) -> RlStep:
 
 
 def _steps() -> Predict:
-
-    def of_part(part: pandas.DataFrame, _: Any) -> pandas.DataFrame:
-        own = {name: f"given_{name}" for name in COLUMNS if name in part}
-        return answered(part.rename(columns=own), "rl", _answer, COLUMNS, ("note",))
-
-    return of_part
+    return lambda part, _: answered(part, "rl", _answer, COLUMNS, ("note",))
 
 
 def _answer(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def config_of(said: Mapping[str, Any]) -> RlConfig:
     name = str(said.get("framework", ""))
     framework, train_gpus = rl_framework(name).at(str(said.get("release", "")), shape.name, gpus)
     if not name:
-        notes.append("no framework is told: the mean of what is known of one assumed")
+        notes.append("no framework is told: habits between those of the known ones assumed")
     algorithm = algorithms()[said.get("algorithm", "grpo")]
     staleness = _staleness(said)
     shared = said.get("colocated", not staleness)
