@@ -92,7 +92,7 @@ def nearest_point(told: Mapping[str, Any], gpus: float = 0.0) -> Point | None:
     before = shipped_toml(__package__, "disaggregated.toml")["before"]
     system = told["system"]
     older = next((system.replace(own, old) for own, old in before.items() if own in system), system)
-    own, kin = (
+    of_device, of_older = (
         [
             (min(abs(math.log(told["clients"] / sent)) for sent in clients), point)
             for benchmark, points in _benchmarks()
@@ -101,7 +101,7 @@ def nearest_point(told: Mapping[str, Any], gpus: float = 0.0) -> Point | None:
         ]
         for name in (system, older)
     )
-    points = (own or kin) if gpus else ([] if own else kin)
+    points = (of_device or of_older) if gpus else ([] if of_device else of_older)
 
     def apart(far_and_point: tuple[float, Point]) -> float:
         far, point = far_and_point

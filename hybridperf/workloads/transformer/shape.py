@@ -152,7 +152,7 @@ def layers_before(
 def busy_stages(depth: int, stages: int, split: str = "even", head_layers: float = 0.0) -> int:
     """How many stages get a layer or anything after the last layer.
 
-    By cost, nanotron deals out layers, final norm, head, cast and loss in this order and moves on
+    By cost, nanotron assigns layers, final norm, head, cast and loss in this order and moves on
     after the block whose cumulative cost passes the share of the stages so far, by one stage at
     most (`build_model` of huggingface/nanotron `models/base.py`): where a layer is more than a
     stage's share, the last stages stay empty.
