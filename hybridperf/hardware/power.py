@@ -8,6 +8,14 @@ Blackwell's (sm_120): requests on an RTX PRO 6000 see tokens too late with that 
 Cards with HBM hold less of their clock the more TFLOP/s a watt has to feed: large products of A100,
 H100, GB300 and B200 (0.78, 1.41, 1.79, 2.25 TFLOP/s a watt) show 0.96, 0.89, 0.87 and 0.78 of it.
 
+AMD's long products in 16 bits reach less of the matrix peak the more of it a watt has to feed: MI250X
+0.77, MI325X 0.60 to 0.64, MI300X 0.51 to 0.54 with 0.68, 1.31 and 1.74 TFLOP/s a watt (Bekman,
+"Machine Learning Engineering", 2025; AMD, "Measuring Max-Achievable FLOPs", 2025), CDNA 4 by three
+quarters of the joules: MI355X 0.64 and MI350X 0.45 to 0.51 with 1.80 and 2.31 (Hu et al.,
+"HipKittens", 2025). With one of the four left out the line is 1 to 4 % off it. These are best
+shapes; ten of DeepSeek V3 reach 0.74 to 0.81 of an MI325X's best (AMD, "Typical Attained FLOPs",
+2026), where an H100's would 0.94.
+
 In single precision twice the lanes for the same registers reach less of their peak
 (`lanes_share`), whatever the power: cuBLAS 23.2 of an RTX A6000's 38.7 TFLOP/s (Boehm, "How to
 Optimize a CUDA Matmul Kernel", 2022), an H100 0.85 of the share that an A100 does (NeuSight).
@@ -24,6 +32,10 @@ _UNLIMITED = "sm_120"
 _LANES_SHARE = {"sm_86": 0.75, "sm_89": 0.75, "sm_90": 0.85}
 # share of the clock where a watt fed nothing, and what each FLOP of a joule takes of it
 _HBM_CLOCK, _HBM_CLOCK_PER_FLOP = 1.045, 0.11e-12
+# of AMD's matrix peak, and joules of a process against those of CDNA 2 and 3
+_CDNA_SHARE, _CDNA_PER_FLOP = 0.91, 0.21e-12
+_CDNA_JOULES = {"gfx950": 0.77}
+_CDNA_UNKNOWN, _LEAST_CDNA = 0.6, 0.4  # where the watts are not known; none was seen below
 
 
 def has_gddr(device: DeviceSpec) -> bool:
@@ -44,3 +56,12 @@ def held_share(device: DeviceSpec) -> float:
 def lanes_share(device: DeviceSpec) -> float:
     """Share of what products in fp32 reach of the peak on 64 lanes that they do on a card's."""
     return _LANES_SHARE.get(device.arch.split()[-1], 1.0)
+
+
+def cdna_share(device: DeviceSpec) -> float:
+    """Share of the matrix peak in 16 bits that long products of AMD's reach on their best shapes."""
+    watts, peak = device.tdp_w, device.peak_flops_per_s.get("fp16")
+    if watts is None or peak is None:
+        return _CDNA_UNKNOWN
+    per_flop = _CDNA_PER_FLOP * _CDNA_JOULES.get(device.arch.split()[-1], 1.0)
+    return max(_CDNA_SHARE - per_flop * peak / watts, _LEAST_CDNA)

@@ -14,10 +14,11 @@ Later years: by what a watt gives on large boards that hold their clock; GTX 108
 In 16 bits: `hardware/power.py`, of cards with GDDR memory. With that limit requests on an RTX PRO
 6000 see first tokens 12 % and tokens 8.5 % too late, without it 7 and 6.
 
-AMD: long products of MI100, MI210 and MI300X reach 0.69 of the share of the matrix peak that
-NVIDIA's reach; in 16 bits an MI250X reaches 0.9 of it (0.767 of the peak at its best shape, an A100
-0.859; Bekman, "Machine Learning Engineering", 2025). Of the memory's bandwidth MI100 and MI210
-reach 0.75 in plain loops, where NVIDIA's with HBM reach 0.9, and 0.76 of their share in products.
+AMD: long products of MI100 and MI210 reach 0.69 of the share of the matrix peak that
+NVIDIA's reach in fp32; in 16 bits and fewer their best shapes reach a share (`hardware/power.py`) that
+NVIDIA's of 0.89 turns into one of NVIDIA's, and usual shapes 0.89 of the best: these fall farther
+short of it than NVIDIA's do. Attention has no shapes of its own. Of the memory's bandwidth MI100 and MI210 reach 0.75 in plain loops, where
+NVIDIA's with HBM reach 0.9, and 0.76 of their share in products.
 
 Memory, attention of prompts: an H200 moves no more bytes than an H100, and an A100 as many a cycle
 and multiprocessor: their share of the bandwidth falls as it grows against the chip. By half, in
@@ -29,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hybridperf.hardware import DeviceSpec, load_device
-from hybridperf.hardware.power import has_gddr, held_share, lanes_share
+from hybridperf.hardware.power import cdna_share, has_gddr, held_share, lanes_share
 from hybridperf.io import InputError
 from hybridperf.learning.prior.form import NO_FACTS, Machine
 
@@ -40,10 +41,11 @@ _SINGLE = frozenset({"matmul_fp32", "convolution"})
 _SINGLE_FLOPS_PER_J = 57e9
 # first year of a process, and how much more work a joule does than with 16 and 12 nm
 _BETTER_SINCE = ((2022, 3.4), (2020, 2.0))
+_ATTENTION = frozenset({"prefill_attention", "encoder_attention"})
 _ON_MATRIX_UNITS = frozenset({"matmul", "prefill_attention"})
 _NARROW = ("fp16", "bf16", "fp8", "int8", "fp4")
+_LONG_PRODUCTS = 0.89  # of the peak in 16 bits, by NVIDIA's
 _OF_NVIDIAS_SHARE, _OF_NVIDIAS_MEMORY = 0.69, 0.78  # AMD's, of peak and bandwidth
-_OF_NVIDIAS_NARROW = {"gfx90a": 0.9}  # where that is another in 16 bits and fewer
 # of products on MI100, MI210, MI300X by NVIDIA's constants; of L40S, T4 by those of cards with HBM
 _VENDOR_SD, _MEMORY_KIND_SD = 0.25, 0.2
 # what another laboratory adds to a device left out: what is timed, not silicon
@@ -91,8 +93,10 @@ def _sustained(device: DeviceSpec, family: str) -> dict[str, float]:
     if family in _ON_MATRIX_UNITS:
         # in 16 bits a law of clock and power brought nothing on A100, H100 and B200 left out
         held |= dict.fromkeys(_NARROW, held_share(device) if has_gddr(device) else 1.0)
-    if device.vendor == "AMD" and family in _PRODUCTS:
-        narrow = _OF_NVIDIAS_NARROW.get(device.arch.split()[-1], _OF_NVIDIAS_SHARE)
+    if device.vendor == "AMD" and family in _PRODUCTS | _ATTENTION:
+        narrow = _OF_NVIDIAS_SHARE
+        if device.arch.startswith("CDNA"):
+            narrow = cdna_share(device) * (1 / _LONG_PRODUCTS if family in _ATTENTION else 1.0)
         held = dict.fromkeys(_NARROW, narrow) | dict.fromkeys(("fp32", "tf32"), _OF_NVIDIAS_SHARE)
     return held
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import hybridperf as hp
@@ -61,11 +62,40 @@ def test_cards_with_gddr_hold_what_their_watts_feed(device: str, least: float, m
 def test_amds_products_reach_a_smaller_share_of_the_matrix_peak() -> None:
     card = load_device("mi210")
     assert (card.peak("fp32", "matrix"), card.peak("fp32", "vector")) == (45.3e12, 22.6e12)
-    # bf16: an MI250X, of the same generation, reaches 0.77 of it where an A100 reaches 0.86
-    for family, dtype, share in (("matmul", "bf16", 0.9), ("matmul_fp32", "fp32", 0.69)):
-        assert machine_of(card, family).sustained[dtype] == share
-        assert machine_of(card, family).kind == "AMD"
-    assert machine_of(load_device("mi300x"), "matmul").sustained["bf16"] == 0.69
+    assert machine_of(card, "matmul_fp32").sustained["fp32"] == 0.69
+    assert {machine_of(card, family).kind for family in ("matmul", "matmul_fp32")} == {"AMD"}
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "best", "m", "n", "k"),
+    [  # TFLOP/s: AMD, "Measuring Max-Achievable FLOPs"; Bekman; HipKittens (hipBLASLt's of MI350X)
+        ("mi300x", "bf16", 708, 4096, 4864, 32896), ("mi300x", "fp16", 654, 4096, 4864, 32896),
+        ("mi300x", "fp8", 1273, 4096, 4864, 32896), ("mi300x", "bf16", 668, 10240, 15360, 8192),
+        ("mi325x", "bf16", 831, 4096, 4864, 32896), ("mi325x", "bf16", 785, 13312, 10240, 8192),
+        ("mi325x", "fp8", 1408, 4096, 3648, 32896), ("mi250", "bf16", 147, 1024, 19968, 14080),
+        ("mi350x", "bf16", 1038, 4096, 4096, 4096), ("mi350x", "bf16", 1117, 8192, 8192, 8192),
+    ],
+)  # fmt: skip
+def test_best_shapes_of_amds_published_products(
+    device: str, dtype: str, best: float, m: int, n: int, k: int
+) -> None:
+    """By the line that their watts follow within 18 %; ours lie below, as usual shapes do."""
+    row = {"op": "gemm", "dtype": dtype, "m": m, "n": n, "k": k}
+    told = hp.predict_ops([row], device)["predicted_s"].item()
+    assert 0.82 < 2e-12 * m * n * k / told / best < 1.06
+
+
+def test_attention_on_cdna_4_lies_among_its_libraries() -> None:
+    """16 sequences of 8,192 tokens, 16 heads of 128, on an MI355X: Composable Kernel 834 TFLOP/s
+    causal and 896 not, Triton 733 and 1,001 (HipKittens' tables); NVIDIA's share would be 1,290.
+    """
+    sizes = {"batch": 16, "q_len": 8192, "kv_len": 8192, "heads": 16, "kv_heads": 16}
+    one = {"op": "context_attention", "dtype": "bf16", "head_dim": 128, **sizes}
+    seconds = hp.predict_ops([{**one, "causal": 1}, {**one, "causal": 0}], "mi355x")["predicted_s"]
+    flops = 4 * 16 * 16 * 8192.0**2 * 128
+    causal, full = (flops / np.array([2, 1]) / seconds.to_numpy() / 1e12).tolist()
+    assert 733 * 0.95 < causal < 834 * 1.2
+    assert 896 * 0.95 < full < 1001 * 1.1
 
 
 def test_no_card_with_gddr_holds_less_than_was_seen() -> None:
