@@ -8,13 +8,13 @@ Blackwell's (sm_120): requests on an RTX PRO 6000 see tokens too late with that 
 Cards with HBM hold less of their clock the more TFLOP/s a watt has to feed: large products of A100,
 H100, GB300 and B200 (0.78, 1.41, 1.79, 2.25 TFLOP/s a watt) show 0.96, 0.89, 0.87 and 0.78 of it.
 
-AMD's long products in 16 bits reach less of the matrix peak the more of it a watt has to feed: MI250X
-0.77, MI325X 0.60 to 0.64, MI300X 0.51 to 0.54 with 0.68, 1.31 and 1.74 TFLOP/s a watt (Bekman,
-"Machine Learning Engineering", 2025; AMD, "Measuring Max-Achievable FLOPs", 2025), CDNA 4 by three
-quarters of the joules: MI355X 0.64 and MI350X 0.45 to 0.51 with 1.80 and 2.31 (Hu et al.,
-"HipKittens", 2025). With one of the four left out the line is 1 to 4 % off it. These are best
-shapes; ten of DeepSeek V3 reach 0.74 to 0.81 of an MI325X's best (AMD, "Typical Attained FLOPs",
-2026), where an H100's would 0.94.
+AMD's long products in 16 bits reach less of the matrix peak the more of it a watt has to feed:
+MI250X 0.77, MI325X 0.60 to 0.64, MI300X 0.51 to 0.54 with 0.68, 1.31 and 1.74 TFLOP/s a watt
+(Bekman, "Machine Learning Engineering", 2025; AMD, "Measuring Max-Achievable FLOPs", 2025). CDNA 4
+does it by three quarters of the joules: MI355X 0.64 and MI350X 0.45 to 0.51 with 1.80 and 2.31 (Hu
+et al., "HipKittens", 2025). With one of the five left out the line is 1 to 7 % off it. These are
+best shapes; ten of DeepSeek V3 reach 0.74 to 0.81 of an MI325X's best (AMD, "Typical Attained
+FLOPs", 2026), where an H100's would 0.94 by its rows.
 
 In single precision twice the lanes for the same registers reach less of their peak
 (`lanes_share`), whatever the power: cuBLAS 23.2 of an RTX A6000's 38.7 TFLOP/s (Boehm, "How to
@@ -59,7 +59,7 @@ def lanes_share(device: DeviceSpec) -> float:
 
 
 def cdna_share(device: DeviceSpec) -> float:
-    """Share of the matrix peak in 16 bits that long products of AMD's reach on their best shapes."""
+    """Share of an AMD card's matrix peak that long products in 16 bits reach at best."""
     watts, peak = device.tdp_w, device.peak_flops_per_s.get("fp16")
     if watts is None or peak is None:
         return _CDNA_UNKNOWN

@@ -14,11 +14,11 @@ Later years: by what a watt gives on large boards that hold their clock; GTX 108
 In 16 bits: `hardware/power.py`, of cards with GDDR memory. With that limit requests on an RTX PRO
 6000 see first tokens 12 % and tokens 8.5 % too late, without it 7 and 6.
 
-AMD: long products of MI100 and MI210 reach 0.69 of the share of the matrix peak that
-NVIDIA's reach in fp32; in 16 bits and fewer their best shapes reach a share (`hardware/power.py`) that
-NVIDIA's of 0.89 turns into one of NVIDIA's, and usual shapes 0.89 of the best: these fall farther
-short of it than NVIDIA's do. Attention has no shapes of its own. Of the memory's bandwidth MI100 and MI210 reach 0.75 in plain loops, where
-NVIDIA's with HBM reach 0.9, and 0.76 of their share in products.
+AMD: long products in fp32 on MI100 and MI210 reach 0.69 of the share of the matrix peak that
+NVIDIA's reach. In 16 bits and fewer best shapes reach `cdna_share`, where NVIDIA's rows say 0.89 of
+long products; usual ones fall about as far short of that again. Attention has no shapes of its own.
+Of the memory's bandwidth MI100 and MI210 reach 0.75 in plain loops, where NVIDIA's with HBM reach
+0.9, and 0.76 of their share in products.
 
 Memory, attention of prompts: an H200 moves no more bytes than an H100, and an A100 as many a cycle
 and multiprocessor: their share of the bandwidth falls as it grows against the chip. By half, in
