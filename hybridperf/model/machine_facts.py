@@ -63,7 +63,7 @@ def machine_of(device: DeviceSpec, family: str) -> Machine:
         return NO_FACTS
     kind, kind_sd = _kind(device)
     memory_share = _memory_share(device) if family == _PROMPTS else 1.0
-    if device.vendor == "AMD" and family == "matmul":  # in fp32 its own rows say so
+    if device.vendor == "AMD" and family in _BY_CLOCK:  # of others its own rows say so
         memory_share = _OF_NVIDIAS_MEMORY
     return Machine(
         device.clock_hz if family in _BY_CLOCK else None,
@@ -93,7 +93,7 @@ def _sustained(device: DeviceSpec, family: str) -> dict[str, float]:
     if family in _ON_MATRIX_UNITS:
         # in 16 bits a law of clock and power brought nothing on A100, H100 and B200 left out
         held |= dict.fromkeys(_NARROW, held_share(device) if has_gddr(device) else 1.0)
-    if device.vendor == "AMD" and family in _PRODUCTS | _ATTENTION:
+    if device.vendor == "AMD" and family in _PRODUCTS | _ATTENTION | {"moe"}:
         narrow = _OF_NVIDIAS_SHARE
         if device.arch.startswith("CDNA"):
             narrow = cdna_share(device) * (1 / _LONG_PRODUCTS if family in _ATTENTION else 1.0)

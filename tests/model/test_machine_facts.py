@@ -85,6 +85,18 @@ def test_best_shapes_of_amds_published_products(
     assert 0.82 < 2e-12 * m * n * k / told / best < 1.06
 
 
+@pytest.mark.parametrize(("dtype", "best"), [("bf16", 179.2), ("fp8", 354.3), ("int8", 676.0)])
+def test_a_geforce_card_is_not_held_as_a_server_card_of_fewer_watts(
+    dtype: str, best: float
+) -> None:
+    """cuBLASLt's best TFLOP/s on an RTX 4090 (xzwgit, "gpu-flops-bench", 2026); by the share that
+    an L40S of 350 W holds of its peak it would be 156 in FP8 and 350 in int8.
+    """
+    row = {"op": "gemm", "dtype": dtype, "m": 8192, "n": 8192, "k": 8192}
+    told = hp.predict_ops([row], "rtx_4090")["predicted_s"].item()
+    assert 0.75 < 2e-12 * 8192**3 / told / best < 1.1
+
+
 def test_attention_on_cdna_4_lies_among_its_libraries() -> None:
     """16 sequences of 8,192 tokens, 16 heads of 128, on an MI355X: Composable Kernel 834 TFLOP/s
     causal and 896 not, Triton 733 and 1,001 (HipKittens' tables); NVIDIA's share would be 1,290.

@@ -13,7 +13,8 @@ such ops; where there is none, that of the nearest peak, and of equal ones that 
 memory. An op in FP4 takes the share of one in FP8 where no device has it. The last factor counts
 within an architecture alone and is never below 1: what more power gains nobody measured. Products
 in 16 bits on a device that was measured in 32 are no nearer their peak than those: tensor cores are
-fed by the same memory and heat the same chip. Where no calibration is shipped at all, a share that
+fed by the same memory and heat the same chip. Between cards with GDDR it is also what watts feed of
+the tensor cores of each (`hardware/power.py`). Where no calibration is shipped at all, a share that
 devices commonly reach is taken.
 
 Lookups take as long as on a device of the same architecture that has measured them: a bag's rows
@@ -38,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
-from hybridperf.hardware.power import has_gddr, lanes_share
+from hybridperf.hardware.power import has_gddr, held_share, lanes_share
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.learning.prior import nobody
 from hybridperf.learning.prior.form import ROW_ROOFLINE
@@ -218,6 +219,10 @@ def _share(
     over = own.maximum((measured_s - fixed_s) / bare_s, 1.0) * _slower(device, found.device)
     if batch.op.peak_dtype == "fp32" and batch.op.group in _SHARES:
         over = over * (lanes_share(found.device) / lanes_share(device))
+    narrow = batch.op.unit == "matrix" and DTYPE_BYTES[batch.op.peak_dtype] <= DTYPE_BYTES["fp16"]
+    if narrow and has_gddr(device) and has_gddr(found.device):
+        held = held_share(found.device) / held_share(device)
+        over = own.maximum(over * held, own.minimum(over, 1.0))
     return fixed_s + roofline_s * over, Source(Code.BORROWED, batch.group, found.device.id)
 
 

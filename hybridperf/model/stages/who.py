@@ -20,7 +20,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
+from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError, shipped_toml
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.batch import Batch
@@ -32,6 +32,7 @@ FORMS: Mapping[str, Callable[[Any, images.GpuFacts], Any]] = {
     "image_pool": images.image_pool_s, "gemm": images.product_s, "batched_gemm": images.product_s,
     "prefill_attention": images.attention_s, "encoder_attention": images.attention_s,
 }  # fmt: skip
+_SUMMED_IN_32_BITS = ("fp16", "bf16", "fp8")  # int8 has sums of its own, at the full rate
 _TWINS = {"fp16": "bf16", "bf16": "fp16"}
 
 SINGLE = "matmul_fp32"  # products in single precision
@@ -73,8 +74,8 @@ def goes_by_form(batch: Batch, model: Any) -> bool:
     if kind == "convolution" and batch.group != kind:
         report = model.measured.groups.get(batch.group)
         return report is None or not report.lowest
-    narrow = DTYPE_BYTES[batch.op.dtype] == DTYPE_BYTES["fp16"]
-    plain = narrow and not getattr(batch.op, "quant", "")
+    summed = batch.op.dtype in _SUMMED_IN_32_BITS
+    plain = summed and not getattr(batch.op, "quant", "")
     if not plain or model.device.fp32_sums_rate == 1.0:
         return False
     return not is_measured(model.measured, as_measured(model.measured, batch))
