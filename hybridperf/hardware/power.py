@@ -18,7 +18,8 @@ FLOPs", 2026), where an H100's would 0.94 by its rows.
 
 In single precision twice the lanes for the same registers reach less of their peak
 (`lanes_share`), whatever the power: cuBLAS 23.2 of an RTX A6000's 38.7 TFLOP/s (Boehm, "How to
-Optimize a CUDA Matmul Kernel", 2022), an H100 0.85 of the share that an A100 does (NeuSight).
+Optimize a CUDA Matmul Kernel", 2022) and 57.6 of an RTX 4090's 82.6 (xzwgit, "gpu-flops-bench",
+2026), whose mean an L20 left out has, too; an H100 0.85 of the share that an A100 does (NeuSight).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ REACHED_SHARE = 0.83  # of the peak, by large products of cards whose power does
 _HELD_FLOPS_PER_J, _LEAST_HELD = 0.59e12, 0.69
 _GDDR = ("sm_52", "sm_61", "sm_75", "sm_86", "sm_89", "sm_120")
 _UNLIMITED = "sm_120"
-_LANES_SHARE = {"sm_86": 0.75, "sm_89": 0.75, "sm_90": 0.85}
+_LANES_SHARE = {"sm_86": 0.66, "sm_89": 0.66, "sm_90": 0.85}
 # share of the clock where a watt fed nothing, and what each FLOP of a joule takes of it
 _HBM_CLOCK, _HBM_CLOCK_PER_FLOP = 1.045, 0.11e-12
 # of AMD's matrix peak, and joules of a process against those of CDNA 2 and 3

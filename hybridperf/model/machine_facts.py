@@ -8,6 +8,7 @@ launched by a host, whose clock nobody wrote down.
 Power, single precision: T4 and P4 hold 0.39 and 0.56 of their peaks in long products, boards of 250
 W and more 0.65 to 0.87, as if a watt fed 57 GFLOP/s of 16 and 12 nm. NVIDIA's forum says so of the
 T4 (24 of 65 TFLOP/s in 16 bits, "due to power capping", forums.developer.nvidia.com/t/264462).
+Before: 23 GFLOP/s of 28 nm, by long products of a Tesla M40 and, 4 % off, of a TITAN X (Maxwell).
 Later years: by what a watt gives on large boards that hold their clock; GTX 1080 Ti to TITAN RTX
 0.045 to 0.059, A40 0.125, RTX 4090 and 5090 0.18 TFLOP/s.
 
@@ -40,7 +41,8 @@ _BY_CLOCK = frozenset({"matmul", "decode_attention", "moe"})
 _SINGLE = frozenset({"matmul_fp32", "convolution"})
 _SINGLE_FLOPS_PER_J = 57e9
 # first year of a process, and how much more work a joule does than with 16 and 12 nm
-_BETTER_SINCE = ((2022, 3.4), (2020, 2.0))
+_BETTER_SINCE = ((2022, 3.4), (2020, 2.0), (2016, 1.0))
+_OF_OLDER, _USUAL_YEAR = 0.4, 2016  # 28 nm; where none is told
 _ATTENTION = frozenset({"prefill_attention", "encoder_attention"})
 _ON_MATRIX_UNITS = frozenset({"matmul", "prefill_attention"})
 _NARROW = ("fp16", "bf16", "fp8", "int8", "fp4")
@@ -113,8 +115,8 @@ def _single(device: DeviceSpec) -> float:
     peak = device.peak_flops_per_s.get("fp32")
     if device.tdp_w is None or peak is None:
         return 1.0
-    year = device.year or 0
-    better = next((factor for since, factor in _BETTER_SINCE if year >= since), 1.0)
+    year = device.year or _USUAL_YEAR
+    better = next((factor for since, factor in _BETTER_SINCE if year >= since), _OF_OLDER)
     return min(1.0, _SINGLE_FLOPS_PER_J * better * device.tdp_w / peak)
 
 
