@@ -5,6 +5,7 @@ rows could not be predicted (their `note` says why); 4 `demo` was no better than
 needs no calibration (it says why). No traceback without `--debug`.
 """
 
+import _thread
 import codecs
 import contextlib
 import functools
@@ -12,6 +13,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, TextIO
@@ -148,10 +150,22 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point: run a command, turn errors into one sentence and an exit status."""
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_Screen, streams)
+    unraisable = sys.unraisablehook
+    sys.unraisablehook = lambda lost: _again(lost, unraisable)
     try:
         _main(arguments)
     finally:
+        sys.unraisablehook = unraisable
         sys.stdout, sys.stderr = streams
+
+
+def _again(lost: Any, unraisable: Callable[[Any], Any]) -> None:
+    """Interrupt once more where Python dropped one: no error leaves the callback by which JAX takes
+    part in garbage collection, nor a `__del__`.
+    """
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        return unraisable(lost)
+    threading.Timer(0.01, _thread.interrupt_main).start()
 
 
 def _main(arguments: list[str] | None) -> None:

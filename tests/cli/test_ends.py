@@ -105,3 +105,30 @@ def test_what_was_written_before_an_interrupt_is_named(
     said = capsys.readouterr().err
     assert f"interrupted; written were {tmp_path / 'a.csv'}" in said
     assert json.dumps([one.name for one in tmp_path.iterdir()]) == '["a.csv"]'
+
+
+def test_an_interrupt_that_python_dropped_comes_again(tmp_path: Path) -> None:
+    """No error leaves a callback of garbage collection, and JAX has one: the command went on."""
+    code = """if True:
+        import gc, signal
+        from hybridperf.cli import app
+        from hybridperf.model import frames
+
+        def drop(*_):
+            gc.callbacks.remove(drop)
+            signal.raise_signal(signal.SIGINT)
+
+        def never(*_, **__):
+            gc.callbacks.append(drop)
+            gc.collect()
+            while True:
+                pass
+
+        frames.predict_ops = never
+        app.main(["ops", "ops.csv", "--model", "v100"])
+    """
+    (tmp_path / "ops.csv").write_text(OPS)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, "interrupted; " in done.stderr) == (130, True), done.stderr

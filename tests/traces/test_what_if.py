@@ -625,11 +625,11 @@ def test_several_steps_have_one_timeline_each(refused, run, tmp_path):
 
 
 def test_an_unknown_device_asked_for_is_said_before_that_of_the_trace(refused, tmp_path):
-    trace = dataclasses.replace(bound_by_device().traces[0], device="NVIDIA L40")
+    trace = dataclasses.replace(bound_by_device().traces[0], device="NVIDIA L41")
     write_traces([trace], tmp_path / "t.json")
     assert "unknown device 'nope'" in refused(
         "trace", "replay", tmp_path / "t.json", "--device", "nope"
     )
     said = refused("trace", "replay", tmp_path / "t.json", "--device", "h100_sxm")
-    assert "no datasheet of NVIDIA L40" in said
-    assert "did you mean 'l40s'" in said
+    assert "no datasheet of NVIDIA L41" in said
+    assert "did you mean 'l4'" in said
