@@ -11,8 +11,6 @@ goes out as the scheme says, and its number format multiplies. Empty: all three 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -168,17 +166,19 @@ def _fill_inputs(op: Any, gpu: Gpu, batch: Array) -> dict[str, Array]:
     """
     if DTYPE_BYTES[op.peak_dtype] > _TILED_BYTES:
         return product_inputs(op.m, op.n, op.k, gpu, batch)
-    module, *sizes = reals(op.n, op.k)
-    cells = [_cell(module, size) for size in sizes]
-    if module is np and not any(np.any(share) for *_, share in cells):
+    module, *sizes = reals(op.m, op.n, op.k, batch)
+    m, n, k, batch = module.broadcast_arrays(*sizes)
+    n_cell, k_cell = _cell(module, n), _cell(module, k)
+    if module is np and not (np.any(n_cell[2]) or np.any(k_cell[2])):
         return product_inputs(op.m, op.n, op.k, gpu, batch)
-    inputs: dict[str, Array] = {}
-    for corner in itertools.product((False, True), repeat=2):
-        n, k = (upper if up else lower for up, (lower, upper, _) in zip(corner, cells, strict=True))
-        shares = [share if up else 1 - share for up, (*_, share) in zip(corner, cells, strict=True)]
-        for name, value in product_inputs(op.m, n, k, gpu, batch).items():
-            inputs[name] = inputs.get(name, 0.0) + math.prod(shares) * value
-    return inputs
+    at = [(n_up, k_up) for n_up in (0, 1) for k_up in (0, 1)]  # corners [4, ...], asked at once
+    n, k = (
+        module.stack([cell[corner[of]] for corner in at]) for of, cell in ((0, n_cell), (1, k_cell))
+    )
+    shares = [[1 - cell[2], cell[2]] for cell in (n_cell, k_cell)]
+    share = module.stack([shares[0][n_up] * shares[1][k_up] for n_up, k_up in at])
+    found = product_inputs(m, n, k, gpu, batch)
+    return {name: module.sum(share * value, axis=0) for name, value in found.items()}
 
 
 def _cell(module: Any, size: Array) -> tuple[Array, Array, Array]:

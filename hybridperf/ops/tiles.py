@@ -15,6 +15,8 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
+
 from hybridperf.io.namespace import Array, array_module, floats, reals
 from hybridperf.ops.base import Op
 from hybridperf.ops.inputs import Gpu, log2_of, log2_ratio, tails
@@ -46,12 +48,12 @@ def serial_steps(op: Op, gpu: Gpu) -> Array:
     return 0.0
 
 
-def tile_count(m: Array, n: Array, tile_m: float = _BLOCK, tile_n: float = _BLOCK) -> Array:
+def tile_count(m: Array, n: Array, tile_m: Array = _BLOCK, tile_n: Array = _BLOCK) -> Array:
     """Tiles that cover m x n outputs, a whole number."""
     return whole_tiles(m, tile_m) * whole_tiles(n, tile_n)
 
 
-def whole_tiles(size: Array, tile: float) -> Array:
+def whole_tiles(size: Array, tile: Array) -> Array:
     """Tiles that cover a size, a whole number."""
     module, size = reals(size)
     return module.ceil(size / tile)
@@ -92,13 +94,15 @@ def product_inputs(m: Array, n: Array, k: Array, gpu: Gpu, batch: Array = 1.0) -
     }
     for tile_m, tile_n in _WAVE_TILES:
         out |= gpu.waves(f"{tile_m}x{tile_n}", batch * tile_count(m, n, tile_m, tile_n))
-    for tile_m, tile_n, parts in _FILL_TILES:
-        # multiprocessor time over useful time, as if every block kept one multiprocessor busy for
-        # its share of k
-        waves = whole_tiles(batch * tile_count(m, n, tile_m, tile_n) * parts, gpu.sm_count)
-        taken = waves * gpu.sm_count * tile_m * tile_n / parts
-        out[f"fill_{tile_m}x{tile_n}_by{parts}"] = log2_ratio(taken, batch * m * n)
-    return out
+    # multiprocessor time over useful time, as if every block kept one multiprocessor busy for its
+    # share of k; of all tiles at once, so that a trace holds them as one
+    module, *sizes = reals(m, n, batch)
+    m, n, batch = module.broadcast_arrays(*sizes)
+    tile_m, tile_n, parts = np.reshape(np.transpose(_FILL_TILES), (3, -1, *[1] * m.ndim))
+    waves = whole_tiles(batch * tile_count(m, n, tile_m, tile_n) * parts, gpu.sm_count)
+    filled = log2_ratio(waves * gpu.sm_count * tile_m * tile_n / parts, batch * m * n)
+    names = [f"fill_{tile_m}x{tile_n}_by{parts}" for tile_m, tile_n, parts in _FILL_TILES]
+    return out | dict(zip(names, filled, strict=True))
 
 
 def aligned(size: Array, most: int) -> Array:
