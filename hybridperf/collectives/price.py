@@ -251,10 +251,11 @@ def price(table: CollectiveTable, links: Links, xp: ModuleType = np) -> Priced:
     return so_far
 
 
-def collective_seconds(table: CollectiveTable, links: Links) -> Array:
-    """Seconds [N] by `price`, in JAX."""
+def collective_seconds(table: CollectiveTable, links: Links, xp: ModuleType = jnp) -> Array:
+    """Seconds [N] by `price`, in JAX; on links whose leaves have a first axis, [B, N]."""
     table, links = fresh_views((table, links))
-    return price(table, links, jnp).seconds
+    links = jax.tree.map(lambda number: xp.asarray(number)[..., None], links)
+    return price(table, links, xp).seconds
 
 
 def closed_form_s(table: CollectiveTable, links: Links) -> Array:
@@ -272,7 +273,7 @@ def _parts(table: CollectiveTable, links: Links, xp: ModuleType) -> form.Parts:
     ranks = xp.stack(numbers, -1)
     steps = xp.broadcast_to(xp.asarray(table.steps), (*ranks.shape[:-1], table.steps.shape[-1]))
     # a view: JAX keeps arrays that it met in a trace in the precision they had there
-    theta = table.theta + FIXED.view() * xp.log(links.link_latency_s)
+    theta = table.theta + FIXED.view() * xp.log(xp.asarray(links.link_latency_s)[..., None])
     return form.parts(theta, xp.concatenate([ranks, steps], -1), xp)
 
 

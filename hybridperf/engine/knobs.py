@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -35,8 +36,11 @@ Knobs = Mapping[str, Any]
 
 # times today's value, either way: in float64, and in float32, where squares must not overflow
 _FARTHEST = {8: 1e9, 4: 1e6}
+_OFF_AXIS = 1e-20  # of a number: its square is nothing beside one
+_NEXT_TO_NONE = 1e-40
 T = TypeVar("T")
 Settle = Callable[[Any, Knobs, bool], Any]
+Known = Callable[[Knobs], Any]
 _UNITS = {  # by how a name ends, the first that does
     "_bytes_per_s": "bytes/s", "_bytes_per_s_per_node": "bytes/s",
     "_bytes_per_s_per_gpu": "bytes/s", "_per_s": "1/s", "_per_day": "1/day", "_s": "s", "_w": "W",
@@ -55,6 +59,7 @@ class KnobFunction:
     def __init__(
         self, what: str, usual: Knobs, results: Callable[[Any, Knobs], Any],
         arrays: Callable[[], Any] = tuple, settled: Settle | None = None,
+        known: Known | None = None,
     ):  # fmt: skip
         """A function of numbers.
 
@@ -64,9 +69,11 @@ class KnobFunction:
             results: by arrays and all of the numbers, both traced.
             arrays: makes a tree of arrays in JAX' present precision, once for each.
             settled: as `compiled` takes it.
+            known: results [B] by numbers that are NumPy's arrays [B], real or complex. With it
+                nothing is compiled outside of `jax.jit` and `jax.vmap`.
         """
         self._what, self._usual, self._results, self._arrays = what, usual, results, arrays
-        self._settled = settled
+        self._settled, self._known = settled, known
         self._by_precision: dict[Any, Any] = {}
         self.units = units_of(usual)
 
@@ -102,29 +109,36 @@ class KnobFunction:
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Any]:
-        return compiled(self._told)
+        known = self._known
+        if known is None:
+            return compiled(self._told)
+        return compiled(self._told, lambda *asked: _by_numpy(known, self._usual, *asked))
 
 
-def compiled(told: Callable[[Any, Knobs], Any]) -> Callable[..., Any]:
+def compiled(
+    told: Callable[[Any, Knobs], Any],
+    by_numpy: Callable[[Knobs, bool], tuple[Any, Any]] | None = None,
+) -> Callable[..., Any]:
     """A function of arrays and of knobs, compiled: as part of a larger function that is compiled;
     by itself, values and slopes of first order by functions of their own, compiled in a third of
-    the time by options that JAX refuses inside another function.
+    the time by options that JAX refuses inside another function, or `by_numpy`: (values, slopes
+    where these are asked for) at known knobs.
 
     Its third argument, where there is one, makes arrays, knobs, and whether slopes are asked for
     arrays with what need not be traced at knobs that are known (`PreparedStep.settled`).
     """
-    part, value = jax.jit(told), jax.jit(told, compiler_options=SOONER_COMPILED)
+    part, sooner = jax.jit(told), jax.jit(told, compiler_options=SOONER_COMPILED)
 
     def both(arrays: Any, knobs: Knobs) -> tuple[Any, Any]:
         twice = jax.jacrev(lambda knobs: (told(arrays, knobs),) * 2, has_aux=True)
         by_knob, found = twice(knobs)
-        # of each result one array [K], so that few operations join it with what knobs move by
-        return found, jax.tree.map(lambda _, of: jnp.stack(jax.tree.leaves(of)), found, by_knob)
+        return found, jax.tree.map(lambda _, of: jax.tree.leaves(of), found, by_knob)
 
+    # number by number: XLA takes a second to take an array of them apart
     @jax.jit
-    def moved(slopes: Any, ways: Knobs) -> Any:
-        together = jnp.stack(jax.tree.leaves(ways))
-        return jax.tree.map(lambda of: of @ together, slopes)
+    def moved(found: Any, slopes: Any, ways: Knobs) -> Any:
+        each = jax.tree.leaves(ways)
+        return jax.tree.map(lambda _, of: sum(map(operator.mul, of, each)), found, slopes)
 
     slopes = jax.jit(both, compiler_options=QUICKLY_COMPILED)
 
@@ -138,15 +152,16 @@ def compiled(told: Callable[[Any, Knobs], Any]) -> Callable[..., Any]:
         # of knobs alone: as an argument each array would get slopes of zero, compiled one by one
         @jax.custom_jvp
         def alone(knobs: Knobs) -> Any:
-            return (part if is_traced(knobs) else value)(at_these(knobs, False), knobs)
+            if is_traced(knobs):
+                return part(at_these(knobs, False), knobs)
+            return by_numpy(knobs, False)[0] if by_numpy else sooner(at_these(knobs, False), knobs)
 
         @alone.defjvp
         def _(at: tuple[Knobs], ways: tuple[Knobs]) -> tuple[Any, Any]:
-            settled_there = at_these(*at, True)
             if is_traced(at):  # of many points at once, or their own slopes
-                return jax.jvp(functools.partial(part, settled_there), at, ways)
-            found, by_knob = slopes(settled_there, *at)
-            return found, moved(by_knob, *ways)
+                return jax.jvp(functools.partial(part, at_these(*at, True)), at, ways)
+            found, by_knob = by_numpy(*at, True) if by_numpy else slopes(at_these(*at, True), *at)
+            return found, moved(found, by_knob, *ways)
 
         return alone(knobs)
 
@@ -170,6 +185,10 @@ def completed(usual: Knobs, given: Knobs, where: str = "") -> dict[str, Any]:
             raise InputError(f"expected a number for knob {name}, {shape}; use jax.vmap")
         if isinstance(value, int | float | np.number) and not value >= 0:
             raise InputError(f"expected a knob {name} of 0 or more, got {value}; mend it")
+        alike = isinstance(value, jax.Array) and value.dtype == usual[name].dtype
+        if alike and not value.weak_type:
+            out[name] = value  # as it is: JAX traces each conversion
+            continue
         known = not isinstance(value, jax.core.Tracer)  # and stays so where others are traced
         with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
             out[name] = jnp.asarray(value, usual[name].dtype)
@@ -208,7 +227,8 @@ def within_reach(numbers: T, today: T) -> T:
 
     def near(value: Any, usual: Any) -> Array:
         module = array_module(usual)  # bounds of known numbers are constants
-        usual = module.asarray(usual, jnp.result_type(value))
+        known = array_module(value, usual) is np
+        usual = module.asarray(usual, float if known else jnp.result_type(value))
         some = usual > 0
         most = module.where(some, usual * reach, reach)
         return clipped(value, module.where(some, usual / reach, -reach), most)
@@ -216,12 +236,45 @@ def within_reach(numbers: T, today: T) -> T:
     return jax.tree.map(near, numbers, today)
 
 
-@jax.custom_jvp
 def clipped(value: Array, least: Array, most: Array) -> Array:
     """A number within bounds; beyond them with the slope that it has there."""
+    if array_module(value, least, most) is not np:
+        return _clipped(value, least, most)
+    near = np.clip(np.real(value), least, most)
+    return near + 1j * np.imag(value) if np.iscomplexobj(value) else near
+
+
+@jax.custom_jvp
+def _clipped(value: Array, least: Array, most: Array) -> Array:
     return jnp.clip(value, least, most)
 
 
-@clipped.defjvp
+@_clipped.defjvp
 def _of_clipped(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    return clipped(*primals), tangents[0]
+    return _clipped(*primals), tangents[0]
+
+
+def _by_numpy(results: Known, usual: Knobs, knobs: Knobs, with_slopes: bool) -> tuple[Any, Any]:
+    """(results, of each result its slopes [K] by all numbers, or None) at known numbers.
+
+    Slopes are imaginary parts of the function a little off the real axis (Squire and Trapp, SIAM
+    Review 1998): df/dx = Im f(x + ih) / h, to the last digit, as nothing is subtracted. Of zero,
+    which a function may tell from all others, that of a number next to it.
+    """
+    leaves, tree = jax.tree.flatten(within_reach(jax.device_get(knobs), usual))
+    columns, precision = np.array(leaves, float)[:, None], jnp.result_type(float)
+    off = np.zeros_like(columns)
+    if with_slopes:
+        near = np.where(columns > 0, columns, _NEXT_TO_NONE)
+        own, off = np.eye(len(columns)) > 0, _OFF_AXIS * near
+        columns = np.hstack([columns, np.where(own, near, columns) + 1j * own * off])
+    with np.errstate(all="ignore"):  # of branches that are not taken
+        found = results(jax.tree.unflatten(tree, list(columns)))
+
+    def told(values: Array) -> Array:
+        return jnp.asarray(values, precision)
+
+    at = jax.tree.map(lambda of: told(np.real(of[0])), found)
+    if not with_slopes:
+        return at, None
+    return at, jax.tree.map(lambda of: list(np.imag(of[1:]) / off[:, 0]), found)

@@ -29,6 +29,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -81,16 +82,18 @@ class StepRows:
     # None: corrections are held, or depend on no number
     alive: AliveCorrections | CorrectionsNear | None
 
-    def durations(self, platform: Platform, varied: Collection[str] = MACHINE) -> Array:
+    def durations(
+        self, platform: Platform, varied: Collection[str] = MACHINE, xp: ModuleType = jnp
+    ) -> Array:
         """Seconds of each row [U] on a platform; `varied`: fields of `MACHINE` that may differ from
-        today's.
+        today's. In NumPy (`xp`) as `step_durations`.
         """
         table = self.table
         if self.alive is not None and any(name in varied for name in MACHINE):
             shift = self.alive.log_shift(table.ops, platform, varied)
             ops = dataclasses.replace(table.ops, correction=table.ops.correction + shift)
             table = dataclasses.replace(table, ops=ops)
-        return step_durations(table, platform)
+        return step_durations(table, platform, xp)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,15 +145,21 @@ class PreparedStep:
 
         `with_slopes`: whether slopes by these numbers will be asked for.
         """
-        alive, l2 = self.rows.alive, LEVELS.index("l2")
-        own = knobs["levels"].get("l2", {}).get("level_bytes", 0.0)
-        told = (knobs["peak_flops_scale"], knobs["memory_bytes_per_s"], own)
-        if not isinstance(alive, AliveCorrections) or array_module(*told) is jnp:
+        if array_module(*self._machine(knobs)) is jnp:
             return rows
-        of, precision, reach = self.platform, jnp.result_type(float), farthest()
+        near = self.known(knobs, with_slopes).alive
+        return rows if near is None else dataclasses.replace(rows, alive=canonical(near))
+
+    def known(self, knobs: Knobs, with_slopes: bool) -> StepRows:
+        """The same in NumPy, on a machine whose numbers are known."""
+        alive, of, l2 = self.rows.alive, self.platform, LEVELS.index("l2")
+        if not isinstance(alive, AliveCorrections):
+            return self.rows
+        precision, reach = jnp.result_type(float), farthest()
         today = of.peak_flops_scale, of.memory_bytes_per_s, np.asarray(of.level_bytes)[l2]
         usual = np.array([float(value) for value in today], precision)
-        numbers = np.clip(np.array(told, precision), usual / reach, usual * reach)
+        told = np.array(self._machine(knobs), precision)
+        numbers = np.clip(told, usual / reach, usual * reach)
         there = np.where(usual > 0, numbers / np.where(usual > 0, usual, 1.0), 1.0)
         key = tuple(there.tolist())
         shift, by_log = self.near.get(key, (None, None))
@@ -161,8 +170,14 @@ class PreparedStep:
             shift, by_log = corrections_near(alive, self.rows.table.ops, logs, with_slopes)
             self.near[key] = shift, by_log
         slopes = np.zeros((len(shift), len(MACHINE))) if by_log is None else by_log
-        near = canonical(CorrectionsNear(alive.at, shift, slopes, numbers))
-        return dataclasses.replace(rows, alive=near)
+        near = CorrectionsNear(alive.at, shift, slopes, numbers)
+        return dataclasses.replace(self.rows, alive=near)
+
+    @staticmethod
+    def _machine(knobs: Knobs) -> tuple[Array, ...]:
+        """Of the knobs those that corrections depend on, as `MACHINE`."""
+        own = knobs["levels"].get("l2", {}).get("level_bytes", 0.0)
+        return knobs["peak_flops_scale"], knobs["memory_bytes_per_s"], own
 
     @property
     def knobs(self) -> dict[str, Any]:
@@ -195,24 +210,30 @@ class PreparedStep:
 
 
 def platform_at(today: Platform, groups: tuple[str, ...], knobs: Knobs) -> Platform:
-    """A platform with all of a step's knobs."""
-    level_bytes, of_levels = today.level_bytes, {n: getattr(today.knobs, n) for n in LEVEL_KNOBS}
-    for level, own in knobs["levels"].items():
-        at = LEVELS.index(level)
-        for name, value in own.items():
-            if name == "level_bytes":
-                level_bytes = level_bytes.at[at].set(value)
-            else:
-                of_levels[name] = of_levels[name].at[at].set(value)
+    """A platform with all of a step's knobs; of known knobs [B] one in NumPy whose leaves have a
+    first axis.
+    """
+    xp = array_module(*jax.tree.leaves(knobs))
+    shape = jnp.shape(knobs["memory_bytes_per_s"])
+
+    def with_own(name: str, numbers: Array) -> Array:
+        """Numbers of all levels [..., L]."""
+        some = {at: knobs["levels"].get(level, {}).get(name) for at, level in enumerate(LEVELS)}
+        each = [numbers[at] if own is None else own for at, own in some.items()]
+        return xp.stack([xp.broadcast_to(one, shape) for one in each], -1)
+
+    level_bytes = with_own("level_bytes", today.level_bytes)
+    of_levels = {name: with_own(name, getattr(today.knobs, name)) for name in LEVEL_KNOBS}
     of_groups = {
-        name: jnp.stack([knobs["groups"][group][name] for group in groups]) for name in GROUP_KNOBS
+        name: xp.stack([knobs["groups"][group][name] for group in groups], -1)
+        for name in GROUP_KNOBS
     }
     changed: dict[str, Any] = {name: knobs[name] for name in PLATFORM_KNOBS}
     if "links" in knobs:
         assert today.links is not None
         changed["links"] = dataclasses.replace(today.links, **knobs["links"])
     if "effects" in knobs:
-        changed["effects"] = jnp.stack([knobs["effects"][name] for name in NAMES])
+        changed["effects"] = xp.stack([knobs["effects"][name] for name in NAMES], -1)
     varied = dataclasses.replace(today.knobs, **of_levels, **of_groups)
     platform = dataclasses.replace(today, level_bytes=level_bytes, knobs=varied, **changed)
     near = within_reach(platform, today)

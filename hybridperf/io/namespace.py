@@ -52,8 +52,22 @@ def is_traced(*trees: Any) -> bool:
 
 
 def floats(value: Any) -> Any:
-    """A NumPy array of float64, not known to JAX; what JAX traces stays as it is."""
-    return value if isinstance(value, jax.core.Tracer) else np.asarray(value, np.float64).view()
+    """A NumPy array of float64, or of complex numbers, not known to JAX; what JAX traces stays as
+    it is.
+    """
+    if isinstance(value, jax.core.Tracer):
+        return value
+    return np.asarray(value, complex if np.iscomplexobj(value) else np.float64).view()
+
+
+def floor(value: Array) -> Array:
+    """The whole numbers below numbers; of complex ones those of their real parts."""
+    return array_module(value).floor(value.real if np.iscomplexobj(value) else value)
+
+
+def ceil(value: Array) -> Array:
+    """As `floor`, above."""
+    return -floor(-value)
 
 
 def reals(*values: Any) -> tuple[Any, ...]:

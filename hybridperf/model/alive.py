@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.hardware import LEVELS
-from hybridperf.io.namespace import Array
+from hybridperf.io.namespace import Array, array_module, put
 from hybridperf.model.batch import Batch, different
 from hybridperf.model.perf_model import PerfModel
 from hybridperf.model.platform import OpTable, Platform, canonical, durations
@@ -118,14 +118,18 @@ class CorrectionsNear:
     def log_shift(
         self, ops: OpTable, platform: Platform, varied: Collection[str] = MACHINE
     ) -> Array:
-        """As `AliveCorrections.log_shift`, linear about the one machine in all of its numbers."""
+        """As `AliveCorrections.log_shift`, linear about the one machine in all of its numbers; of
+        platforms in NumPy whose leaves have a first axis [B, O].
+        """
         del varied
-        level_bytes = platform.level_bytes[_L2]
-        now = jnp.stack([platform.peak_flops_scale, platform.memory_bytes_per_s, level_bytes])
-        some = self.numbers > 0
-        logs = jnp.log(jnp.where(some, now / jnp.where(some, self.numbers, 1.0), 1.0))
-        shift = self.shift + self.by_log @ logs
-        return jnp.zeros_like(ops.correction).at[self.at].set(shift)
+        level_bytes = platform.level_bytes[..., _L2]
+        told = platform.peak_flops_scale, platform.memory_bytes_per_s, level_bytes
+        xp = array_module(*told)
+        now, some = xp.stack(told, -1), self.numbers > 0
+        logs = xp.log(xp.where(some, now / xp.where(some, self.numbers, 1.0), 1.0))
+        shift = self.shift + logs @ self.by_log.T
+        nothing = xp.zeros((*shift.shape[:-1], *ops.correction.shape), shift.dtype)
+        return put(nothing, (..., self.at), shift)
 
 
 def corrections_near(

@@ -95,14 +95,21 @@ def with_group_knobs(
 
 
 def durations(table: OpTable, platform: Platform, xp: ModuleType = jnp) -> Array:
-    """Seconds of each op [U] on one platform; pure, in JAX differentiable in every leaf of both."""
+    """Seconds of each op [U] on one platform, or [B, U] on B whose leaves have a first axis; pure,
+    in JAX differentiable in every leaf of both.
+    """
     if xp is jnp:  # traced groups pick from knobs
         table, platform = jax.tree.map(jnp.asarray, fresh_views((table, platform)))
-    picked = {name: getattr(platform.knobs, name)[table.group] for name in GROUP_KNOBS}
-    picked["floor_s"] = table.floors * picked["floor_s"]
-    peak = table.peak_flops_per_s * platform.peak_flops_scale
-    device = Device(peak, platform.memory_bytes_per_s, platform.level_bytes)
-    seconds = op_seconds(table.work, device, dataclasses.replace(platform.knobs, **picked), xp)
+    knobs = {name: getattr(platform.knobs, name)[..., table.group] for name in GROUP_KNOBS}
+    knobs["floor_s"] = table.floors * knobs["floor_s"]
+    knobs |= {name: getattr(platform.knobs, name)[..., None, :] for name in LEVEL_KNOBS}
+    scale, rate = (
+        xp.asarray(getattr(platform, name))[..., None]
+        for name in ("peak_flops_scale", "memory_bytes_per_s")
+    )
+    level_bytes = xp.asarray(platform.level_bytes)[..., None, :]
+    device = Device(table.peak_flops_per_s * scale, rate, level_bytes)
+    seconds = op_seconds(table.work, device, dataclasses.replace(platform.knobs, **knobs), xp)
     return table.times * seconds * xp.exp(table.correction)
 
 

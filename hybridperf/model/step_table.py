@@ -151,17 +151,22 @@ def split(calls: Sequence[Call]) -> Parts:
     return only(OpCall, calls), only(CollectiveCall, calls), only(GivenSeconds, calls)
 
 
-def step_durations(table: StepTable, platform: Platform) -> Array:
-    """Seconds of each row [U] on one platform."""
+def step_durations(table: StepTable, platform: Platform, xp: ModuleType = jnp) -> Array:
+    """Seconds of each row [U] on one platform; in NumPy of no training step [B, U] on B whose
+    leaves have a first axis, too.
+    """
     table, platform = fresh_views((table, platform))
-    op_s, carried_s = durations(table.ops, platform), None
+    op_s, carried_s = durations(table.ops, platform, xp), None
     if table.collectives is not None:
         assert platform.links is not None  # `_carried` has refused a model without
-        carried_s = collective_price.collective_seconds(table.collectives, platform.links)
-    seconds = _placed(table, op_s, carried_s, jnp)
+        carried_s = collective_price.collective_seconds(table.collectives, platform.links, xp)
+    seconds = _placed(table, op_s, carried_s, xp)
     # a card with more power to match
-    table = dataclasses.replace(table, power_s=table.power_s / platform.peak_flops_scale)
-    seconds = in_step_s(table, seconds, platform.effects, jnp)
+    scale = xp.asarray(platform.peak_flops_scale)[..., None]
+    table = dataclasses.replace(table, power_s=table.power_s / scale)
+    seconds = in_step_s(table, seconds, platform.effects, xp)
+    if xp is np:
+        return chained(table, seconds.T).T
     row, message, beside = table.exposed.T
     seconds = seconds.at[row].set(jnp.maximum(seconds[message] - seconds[beside], 0.0))
     chain, part, times = table.parts.T
@@ -243,9 +248,10 @@ def row_seconds(model: PerfModel, calls: Sequence[Call]) -> np.ndarray:
 
 
 def _placed(table: StepTable, op_s: Array, carried_s: Array | None, xp: ModuleType = np) -> Array:
-    """Seconds of all rows [U] by those of ops [O] and of collectives [C]."""
+    """Seconds of all rows [..., U] by those of ops [..., O] and of collectives [..., C]."""
     parts = [one for one in (op_s, carried_s, table.given_s) if one is not None]
-    return xp.concatenate([xp.asarray(part, op_s.dtype) for part in parts])[table.place]
+    parts = [xp.broadcast_to(part, (*op_s.shape[:-1], part.shape[-1])) for part in parts]
+    return xp.concatenate([xp.asarray(part, op_s.dtype) for part in parts], -1)[..., table.place]
 
 
 def collective_frame(calls: Sequence[CollectiveCall]) -> pd.DataFrame:

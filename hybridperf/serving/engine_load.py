@@ -36,7 +36,15 @@ import jax
 import numpy as np
 
 from hybridperf.engine.queues import falling_root, sources_wait, wait_left
-from hybridperf.io.namespace import Array, array_module, floats, fresh_views, repeated
+from hybridperf.io.namespace import (
+    Array,
+    array_module,
+    ceil,
+    floats,
+    floor,
+    fresh_views,
+    repeated,
+)
 from hybridperf.serving.batching import Engine
 
 _TERMS = 6  # numbers of prompts that are told apart; the rest counts by its mean
@@ -430,7 +438,7 @@ class _Case:
     def alone(self, decoding: Array) -> tuple[Array, Array]:
         """Full chunks of a prompt that nobody shares them with, and the tokens of its last one."""
         room = self.room(decoding)
-        whole = self.module(room).floor(self.new / room)
+        whole = floor(self.new / room)
         return whole, self.new - whole * room
 
     def step(
@@ -476,14 +484,14 @@ class _Case:
         module, room = self.module(decoding), self.room(decoding)
         chance, count = counts
         size = self.size(decoding)[..., None]
-        whole = module.maximum(module.ceil((1.0 + count) * size) - 1.0, 0.0)  # full steps of all
+        whole = module.maximum(ceil((1.0 + count) * size) - 1.0, 0.0)  # full steps of all
         tokens = ((1.0 + count) * size - whole) * room[..., None]
         # of those that come together the n-th is done with the step of its last token
         numbers = np.arange(1.0, _TERMS + 1.0)
-        later = (module.ceil(numbers * size) - 1.0) @ (np.triu(np.ones((_TERMS, _TERMS))) / numbers)
+        later = (ceil(numbers * size) - 1.0) @ (np.triu(np.ones((_TERMS, _TERMS))) / numbers)
         more = module.maximum((count[..., -1:] + 1.0) * size / 2.0 - 0.5, 0.0)
         later = module.concatenate([later, more], -1)
-        last = (1.0 + count - module.floor(whole / size)) / (1.0 + count) * (whole > 0)
+        last = (1.0 + count - floor(whole / size)) / (1.0 + count) * (whole > 0)
         own_whole, own_last = self.alone(decoding)
 
         def told(some_s: Array) -> tuple[Array, Array]:
@@ -506,7 +514,7 @@ class _Case:
         """That a prompt adds among others on an engine of its own: its share of full chunks."""
         module = self.module()
         most = module.maximum(self.new, self.engine.budget)
-        chunks = module.ceil(most / self.engine.budget)
+        chunks = ceil(most / self.engine.budget)
         return chunks * self.seconds(0.0 * most, most / chunks) * self.new / most
 
     def burst(self, present: Array, alone_s: Array) -> _Asked:
@@ -523,7 +531,7 @@ class _Case:
         nodes = [at * present for at in (*_NODES, 0.5)]
         size, room = self.size(present / 2.0), self.room(present)
         filled = present * size
-        whole = module.floor(filled)
+        whole = floor(filled)
         part = filled - whole
         unseen = _UNSEEN + _UNSEEN / module.maximum(filled, 1.0)
 
@@ -537,13 +545,13 @@ class _Case:
             # the end of a step is the end of all that end in it: one by one of few, in the mean of
             # many
             early = sum(
-                module.clip(present - (at - 1.0), 0.0, 1.0) * (module.ceil(at * size) - at * size)
+                module.clip(present - (at - 1.0), 0.0, 1.0) * (ceil(at * size) - at * size)
                 for at in range(1, _FEW_PROMPTS + 1)
             )
             many = present * (0.5 * whole + part - 0.5 * part**2) / filled
             early = module.where(present <= _FEW_PROMPTS, early, many) / present
             # the last step, which is not full, is shorter for those that end in it
-            ending = module.clip(1.0 - module.floor(whole / size) / present, 1.0 / present, 1.0)
+            ending = module.clip(1.0 - floor(whole / size) / present, 1.0 / present, 1.0)
             shorter_s = module.where(part > 0, (last_s - part_s) * ending, 0.0)
             many_s = present * total_s + (0.5 * size + early) * half_s - shorter_s
             found_s = module.where(present * self.new <= self.engine.budget, all_s, many_s)

@@ -15,10 +15,10 @@ is what makes other calls: the deployment.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION
@@ -27,7 +27,7 @@ from hybridperf.engine.knobs import KnobFunction, Knobs
 from hybridperf.engine.step_function import PreparedStep, platform_at
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import Array
+from hybridperf.io.namespace import Array, array_module
 from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import ServingEffects, believed
 from hybridperf.ops.frameworks import serving_framework, serving_frameworks
@@ -77,18 +77,16 @@ def served_step_function(
     _check(sizes, ("sequences", "chunk"))
     steps = _Steps.of(model, deployment, all_reduce)
 
-    def seconds(arrays: Any, knobs: Knobs) -> Array:
+    def seconds(times: StepTimes, knobs: Knobs) -> Array:
         load = knobs["load"]
+        xp = array_module(*load.values())
         sequences, chunk = (
-            jnp.where(load[name] > _NONE, load[name], 0.0) for name in ("sequences", "chunk")
+            xp.where(load[name] > _NONE, load[name], 0.0) for name in ("sequences", "chunk")
         )
-        times = steps.times(arrays, knobs)
         return times.seconds(sequences, load["keys"], chunk, load["chunk_keys"])
 
-    return KnobFunction(
-        f"seconds of a step that serves {deployment.shape.name}",
-        steps.knobs(sizes, _OF_STEP), seconds, steps.prepared.in_precision, steps.settled,
-    )  # fmt: skip
+    what = f"seconds of a step that serves {deployment.shape.name}"
+    return steps.function(what, steps.knobs(sizes, _OF_STEP), seconds)
 
 
 def serving_function(
@@ -145,11 +143,11 @@ def serving_function(
     whole = admission_by({**(admission or {}), "max_num_batched_tokens": 1.0}, deployment)
     steps = _Steps.of(model, deployment, all_reduce)
 
-    def results(arrays: Any, knobs: Knobs) -> dict[str, Array]:
+    def results(times: StepTimes, knobs: Knobs) -> dict[str, Array]:
         load, effects = knobs["load"], steps.effects(knobs)
         taken = whole._replace(tokens=whole.tokens * load["chunk"])
         engine = Engine(
-            steps.times(arrays, knobs), slots=load["slots"], budget=load["chunk"],
+            times, slots=load["slots"], budget=load["chunk"],
             kv_tokens=NO_LIMIT,  # slots are what fits
             drafted=deployment.drafted, acceptance=deployment.acceptance, admission=taken,
         )  # fmt: skip
@@ -164,10 +162,8 @@ def serving_function(
         }  # fmt: skip
 
     every = tuple(one.name for one in dataclasses.fields(ServingEffects) if one.name != "burst")
-    return KnobFunction(
-        f"operating point of an engine that serves {deployment.shape.name}",
-        steps.knobs(sizes, every), results, steps.prepared.in_precision, steps.settled,
-    )  # fmt: skip
+    what = f"operating point of an engine that serves {deployment.shape.name}"
+    return steps.function(what, steps.knobs(sizes, every), results)
 
 
 def deployment_elasticities(
@@ -236,6 +232,16 @@ class _Steps:
             "effects": {name: float(getattr(self.believed, name)) for name in effects},
         }
 
+    def function(
+        self, what: str, usual: Knobs, results: Callable[[StepTimes, Knobs], Any]
+    ) -> KnobFunction:
+        """Of knobs what follows from the seconds of steps, written once for NumPy and JAX."""
+        return KnobFunction(
+            what, usual, lambda arrays, knobs: results(self.times(arrays, knobs), knobs),
+            self.prepared.in_precision, self.settled,
+            lambda knobs: results(self.known_times(knobs), knobs),
+        )  # fmt: skip
+
     def settled(self, arrays: Any, knobs: Knobs, with_slopes: bool) -> Any:
         """`arrays` at knobs, as `PreparedStep.settled`."""
         rows, today = arrays
@@ -244,15 +250,34 @@ class _Steps:
     def times(self, arrays: Any, knobs: Knobs) -> StepTimes:
         """Seconds of steps as the framework runs them."""
         rows, today = arrays
-        machine = {name: value for name, value in knobs.items() if name not in ("load", "effects")}
-        durations = rows.durations(platform_at(today, self.prepared.groups, machine))
+        machine = platform_at(today, self.prepared.groups, _of_machine(knobs))
+        return self._as_run(self.tables(rows.durations(machine)), knobs)
+
+    def known_times(self, knobs: Knobs) -> StepTimes:
+        """The same by NumPy, of known knobs [B] of which the first are on the real axis."""
+        machine, first = _of_machine(knobs), jax.tree.map(lambda one: one[0].real, knobs)
+        slopes = any(map(np.iscomplexobj, jax.tree.leaves(knobs)))
+        numbers = np.array(jax.tree.leaves(machine))
+        # of those that vary what is asked for or a framework's effects the machine is the first's
+        other = (numbers != numbers[:, :1]).any(0)
+        different = np.concatenate([[0], np.flatnonzero(other)])
+        which = np.where(other, np.cumsum(other), 0)
+        machines = jax.tree.map(lambda one: one[different], machine)
+        platform = platform_at(self.prepared.platform, self.prepared.groups, machines)
+        seconds = self.prepared.known(first, slopes).durations(platform, xp=np)
+        return self._as_run(StepTimes.stacked([*map(self.tables, seconds)]).of(which), knobs)
+
+    def _as_run(self, alone: StepTimes, knobs: Knobs) -> StepTimes:
         eager, made = self.deployment.launches == "eager", self.deployment.tokens_per_pass
-        alone = self.tables(durations)
         return alone.as_run(self.effects(knobs), self.launches, float(eager), made)
 
     def effects(self, knobs: Knobs) -> ServingEffects:
         """Effects of the framework at these knobs."""
         return dataclasses.replace(self.believed, **knobs["effects"])
+
+
+def _of_machine(knobs: Knobs) -> dict[str, Any]:
+    return {name: value for name, value in knobs.items() if name not in ("load", "effects")}
 
 
 def _check(sizes: dict[str, float], needed: tuple[str, ...]) -> None:

@@ -191,6 +191,42 @@ def test_a_served_step_sums_by_the_library_of_tables() -> None:
     assert usual == named != other
 
 
+@pytest.mark.filterwarnings("error")  # as where an imaginary part would be lost
+def test_slopes_outside_of_jit_are_differences_and_nothing_is_compiled_for_them() -> None:
+    """By knobs that are zero or infinite, too."""
+    rng = np.random.default_rng(0)
+    deployment = hp.Deployment(hp.load_shape("llama3-8b"), framework="vllm")
+    with jax.enable_x64(True):
+        for f in (
+            hp.served_step_function(datasheet(), deployment, sequences=50, keys=700, chunk=300),
+            hp.serving_function(datasheet(), deployment, clients=40, prompt=700, output=200),
+        ):
+
+            def told(knobs: dict, f: hp.KnobFunction = f) -> jax.Array:
+                return sum(jnp.log(part) for part in jax.tree.leaves(f(knobs)))
+
+            leaves, tree = jax.tree.flatten(f.knobs)
+            at, slopes = jax.value_and_grad(told)(f.knobs)
+            assert float(at) == pytest.approx(float(told(f.knobs)), rel=1e-12)
+            today, slope = (
+                np.array([*map(float, one)]) for one in (leaves, jax.tree.leaves(slopes))
+            )
+            ways = [*rng.uniform(-1e-5, 1e-5, (3, len(today))) * today]
+            # of zero by what moves what is told a little
+            ways += [*(np.diag(1e-6 / np.maximum(np.abs(slope), 1e3))[today == 0])]
+            for way in ways:
+                ends = [
+                    float(told(jax.tree.unflatten(tree, list(np.maximum(today + end, 0.0)))))
+                    for end in (way, -way)
+                ]
+                expected = (ends[0] - ends[1]) / (2 if today @ abs(way) else 1)
+                assert slope @ way == pytest.approx(expected, rel=2e-3, abs=1e-11)
+            for end in (0.0, np.inf):
+                _, slopes = jax.value_and_grad(told)(f.knobs | {"memory_bytes_per_s": end})
+                assert np.isfinite([*map(float, jax.tree.leaves(slopes))]).all()
+    assert f(f.knobs)["ttft_s"].dtype == np.float32
+
+
 def test_an_operating_point_is_what_a_deployment_reaches() -> None:
     asked = Question(hp.load_shape("llama3-8b"), datasheet(), 1, 1000, 200, "vllm")
     table = deployments(asked)
