@@ -33,6 +33,7 @@ from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.training import TrainingRecipe
 from hybridperf.report.collective_plots import bus_bandwidth_plot
 from hybridperf_calibration.published.collectives import FEW_SHOT, FOLDER, MEASURED
+from hybridperf_calibration.ship.link_prior import priced_rows, train_prior, with_reference_width
 
 GROUP = ("system", "collective", "link", "implementation")
 _LEAST_SECONDS = 1e-9  # where no link that is counted carries a byte
@@ -243,12 +244,10 @@ class OtherSystems:
         begun_s = time.monotonic()
         systems = {str(name): part.reset_index(drop=True) for name, part in rows.groupby("system")}
         if self.effort.prior_rows:
-            priced = {
-                name: fit.priced_rows(part, load_system(name)) for name, part in systems.items()
-            }
+            priced = {name: priced_rows(part, load_system(name)) for name, part in systems.items()}
             prior = train_family(priced, SEED, _QUICK_RECIPE)
         else:
-            prior = fit.train_prior(systems, SEED)
+            prior = train_prior(systems, SEED)
         self.say(f"prior of {len(systems)} systems: {time.monotonic() - begun_s:.0f} s")
         return prior
 
@@ -256,7 +255,7 @@ class OtherSystems:
 def _as_wide_as(prior: Prior, few: pd.DataFrame) -> Prior:
     """A prior whose intervals without rows are as wide as those of some few-shot systems need."""
     by_system = {str(name): rows for name, rows in few.groupby("system")}
-    known = fit.with_reference_width(prior.families[fit.FAMILY], by_system)
+    known = with_reference_width(prior.families[fit.FAMILY], by_system)
     return dataclasses.replace(prior, families={fit.FAMILY: known})
 
 

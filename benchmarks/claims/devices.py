@@ -32,6 +32,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.claims import harness
+from benchmarks.claims.device_curves import learning_curves
 from benchmarks.claims.device_judge import (
     FAMILIES,
     FEW_SIZES,
@@ -47,7 +48,7 @@ from benchmarks.claims.scores import COLUMN, SEED
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, plain, unknown, write_json, write_table
 from hybridperf.learning.prior import Adapted
-from hybridperf.report import plots, text
+from hybridperf.report import text
 from hybridperf_calibration.published.ops import (
     FILES,
     MODEL_OPS,
@@ -139,7 +140,7 @@ def run(
     whole = results[(results["shapes"] == "unseen") & ~results["line"].str.contains(": ")]
     harness.write_results(out, "devices", [_line(one) for one in plain(whole)])
     for family, rows in results.groupby("family", sort=False):
-        plots.learning_curves(rows, out / f"learning_curve_{family}.png")
+        learning_curves(rows, out / f"learning_curve_{family}.png")
     say("\n" + tables(results) + ("\n\n" + models_table(models) if models else ""))
     where = f"gpu_ops.json, gpu_ops.csv and plots are in {out}"
     say("\n" + harness.left_out_text(left_out) + "\n\n" + where)

@@ -29,6 +29,7 @@ from hybridperf.io import unknown, write_table
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.shipped import Prior
 from hybridperf.report import text
+from hybridperf_calibration.ship.link_prior import priced_rows
 
 ROWS = (0, 20, 200)
 ARMS = (
@@ -115,7 +116,7 @@ def _arms(
     if not {"+ network per link", "those that earn it"} & set(arms):
         return found
     systems = {
-        str(name): fit.priced_rows(part.reset_index(drop=True), load_system(str(name)))
+        str(name): priced_rows(part.reset_index(drop=True), load_system(str(name)))
         for name, part in others.groupby("system")
     }
     every, choices = with_link_networks(prior, systems, SEED, every=True)

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridperf.collectives import widths
 from hybridperf.collectives.rows import CollectiveRows
 from hybridperf.collectives.widths import links_of
 from hybridperf.learning.ensemble import BOUND, evaluate, outputs
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.family import MEMBERS, unbounded
 from hybridperf.learning.training import TrainingRecipe, train
+from hybridperf_calibration.ship.link_prior import own_knobs
 
 _ROWS = 2000  # of a system
 _TRUNK = TrainingRecipe(steps=1500, batch=512)
@@ -71,7 +71,7 @@ def with_link_networks(
         every: whether networks that do not earn it count, too.
     """
     random, x, target, links = np.random.default_rng(seed), [], [], []
-    knobs = widths.own_knobs(prior)
+    knobs = own_knobs(prior)
     for name, (rows, time_s) in sorted(systems.items()):
         some = np.sort(random.permutation(len(rows))[:_ROWS])
         part = rows.rows(some)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.claims.harness import ResultLine
+from benchmarks.claims.memory_fit import fit_memory, will_fail
 from benchmarks.claims.step_splits import (
     CELL,
     FOLDS,
@@ -19,7 +20,7 @@ from benchmarks.claims.step_splits import (
     by_model,
     failure_trees,
 )
-from hybridperf.training.steps.memory_fit import USABLE, endings, fit_memory, peak_bytes, will_fail
+from hybridperf.training.steps.memory_fit import USABLE, endings, peak_bytes
 from hybridperf.training.steps.rows import ResolvedRows
 from hybridperf.workloads.memory import MemoryKnobs
 

@@ -24,10 +24,10 @@ from scipy.optimize import least_squares
 from hybridperf.collectives import form
 from hybridperf.collectives.experts import Exchange, Kernel, Way, kernels
 from hybridperf.collectives.traffic import Links
-from hybridperf.collectives.widths import held
 from hybridperf.hardware import load_system
 from hybridperf.io import InputError
 from hybridperf_calibration.published.collectives import EXPERTS, FOLDER, read_experts
+from hybridperf_calibration.ship.link_prior import held
 
 Copies = Literal["ranks", "experts"]
 KERNELS: dict[str, tuple[Copies, float]] = {

@@ -16,12 +16,11 @@ from hybridperf.collectives.fit import (
     DEFAULT_PRIOR,
     FAMILY,
     fit_collectives,
-    train_prior,
-    with_reference_width,
 )
 from hybridperf.learning.prior.shipped import Prior, load_prior
 from hybridperf_calibration.published.collectives import read_few_shot, read_measured
 from hybridperf_calibration.published.ops import provenance
+from hybridperf_calibration.ship.link_prior import train_prior, with_reference_width
 
 LEAST_ROWS = 40
 

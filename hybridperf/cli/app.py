@@ -213,16 +213,12 @@ def _main(arguments: list[str] | None) -> None:
             raise
         status = _failed(error)
         if isinstance(error, OSError):
-            _hush()
+            # let Python end without writing what standard output would not take
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         warnings.showwarning = shown
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def _hush() -> None:
-    """Let Python end without writing what standard output would not take."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(error: Exception) -> int:

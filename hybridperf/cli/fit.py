@@ -211,7 +211,19 @@ def calibrate(
     """
     setting, budget_s = "quick" if quick else "full", seconds_in(budget) if budget else None
     if collectives:
-        _calibrate_collectives(out, processes, setting, budget_s, cores_each, library, device)
+        from hybridperf.model.fit.this_machine import calibrate_collectives
+        from hybridperf.report import collective_plots, fits
+
+        compilation_cache()
+        model, report = calibrate_collectives(
+            out, processes=processes, setting=setting, budget_s=budget_s, cores_each=cores_each,
+            library=library, device=device,
+        )  # fmt: skip
+        collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
+        print(fits.collective_report(report))
+        common.result(folder=out, errors=report.by_collective())
+        files = "collectives.json, collectives.csv, collectives.png"
+        print(f"collectives between {processes} processes of this machine in {out}: {files}")
         return
     import time
 
@@ -242,25 +254,6 @@ def calibrate(
     took = f"{time.perf_counter() - start_s:.0f} s in all"
     print(f"\nmodel of {made.model.device.name} in {out}, {took}:")
     print("\n".join(f"  {names:38}  {meaning}" for names, meaning in written.items()))
-
-
-def _calibrate_collectives(
-    out: Path, processes: int, setting: str, budget_s: float | None, cores_each: int | None,
-    library: str | None, device: str | None,
-) -> None:  # fmt: skip
-    from hybridperf.model.fit.this_machine import calibrate_collectives
-    from hybridperf.report import collective_plots, fits
-
-    compilation_cache()
-    model, report = calibrate_collectives(
-        out, processes=processes, setting=setting, budget_s=budget_s, cores_each=cores_each,
-        library=library, device=device,
-    )  # fmt: skip
-    collective_plots.bus_bandwidth_plot(model, report.measured, out / "collectives.png")
-    print(fits.collective_report(report))
-    common.result(folder=out, errors=report.by_collective())
-    files = "collectives.json, collectives.csv, collectives.png"
-    print(f"collectives between {processes} processes of this machine in {out}: {files}")
 
 
 def demo(out: Folder = Path("demo-out"), cores: str | None = None) -> None:

@@ -169,7 +169,7 @@ def predict(
         perfetto.write_timeline(result, timeline)
         print(f"timeline in {timeline} (open it at https://ui.perfetto.dev)")
     if plot:
-        from hybridperf.report.step_plot import step_plot
+        from hybridperf.report.plots import step_plot
 
         step_plot(result, plot)
         print(f"picture in {plot}")

@@ -151,7 +151,15 @@ def replay(
     def changed(before: "Replay") -> what_if.WhatIf:
         changes = [what_if.faster(before, pattern, times) for pattern, times in wanted]
         if ranks:
-            changes += _other_ranks(before, ranks, scaling, links, from_links, from_model)
+            from hybridperf.collectives.model import collectives_of
+            from hybridperf.traces.other_device import recorded_on
+            from hybridperf.traces.other_ranks import other_ranks
+
+            old = collectives_of(from_links)
+            new = collectives_of(links) if links else old
+            changes += [
+                other_ranks(before, ranks, scaling, (old, new), recorded_on(before, from_model))
+            ]
         elif links:
             changes += _other_links(before, links, from_links)
         changes += _other_device(before, device, model, from_model) if device or model else []
@@ -260,18 +268,6 @@ def _other_links(before: "Replay", links: str, from_links: str) -> "list[Change]
         raise wrong(f"expected --from-links SYSTEM with --links {links}: {where}")
 
     return [other_links(before, collectives_of(from_links), collectives_of(links))]
-
-
-def _other_ranks(
-    before: "Replay", ranks: int, scaling: str, links: str, from_links: str, from_model: str
-) -> "list[Change]":
-    from hybridperf.collectives.model import collectives_of
-    from hybridperf.traces.other_device import recorded_on
-    from hybridperf.traces.other_ranks import other_ranks
-
-    old = collectives_of(from_links)
-    new = collectives_of(links) if links else old
-    return [other_ranks(before, ranks, scaling, (old, new), recorded_on(before, from_model))]
 
 
 def _other_device(before: "Replay", device: str, model: str, from_model: str) -> "list[Change]":

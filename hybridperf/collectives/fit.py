@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hybridperf.collectives import versions, widths
+from hybridperf.collectives import versions
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.model import CollectiveModel, find_collectives, load_collectives
-from hybridperf.collectives.rows import CollectiveRows, checked, collective_rows, implementations
+from hybridperf.collectives.rows import checked, collective_rows, implementations
 from hybridperf.collectives.traffic import link_of
 from hybridperf.fields.columns import read_whole
 from hybridperf.hardware import SystemSpec, load_device, load_system
 from hybridperf.io import InputError, positive_column, require_columns, write_json, write_table
 from hybridperf.io.provenance import origin
-from hybridperf.learning.prior import FamilyPrior, adapt, train_family, uninformed
+from hybridperf.learning.prior import FamilyPrior, adapt, uninformed
 from hybridperf.learning.prior.shipped import NO_PRIOR, Prior, load_prior
 
 FAMILY = "collectives"
@@ -38,12 +38,8 @@ REPORT_SCHEMA_VERSION = 1
 _OWN_HYPER_ROWS = 10
 _PRIOR_LATENCY_S = 1e-5  # of all systems of the shipped prior
 _SAME_SHARE = 1e-3  # shares of a network whose logs differ by less are one
-# that a system's own rows are pulled to where they are few; the prior's worst-off system needed
-# 8.9, and six systems left out had 97 % in their intervals with that, 91 % with this
-_MOST_DEVIATIONS = 3.0
 _SHARED = "pcie"  # the link of which no datasheet tells what it carries
 _OF_BANDWIDTH = ("intra_efficiency", "inter_efficiency", "rank_decay")
-_LEAST_TRAINING_ROWS = 100  # the prior learns knobs alone of systems with fewer rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,45 +137,6 @@ def fit_collectives(
     return dataclasses.replace(model, provenance={**about, "fit": report.summary()}), report
 
 
-def train_prior(systems: Mapping[str, pd.DataFrame], seed: int = 0) -> FamilyPrior:
-    """The prior over systems, from the measured rows of each by name."""
-    specs = {name: load_system(name) for name in systems}
-    parts = {name: priced_rows(systems[name], spec) for name, spec in specs.items()}
-    kinds = {
-        name: f"{joined} {spec.share_bytes_per_s:.3g}"
-        for name, spec in specs.items()
-        if (joined := _architecture_and_link(spec))
-    }
-    prior = train_family(parts, seed, architectures=kinds, least_rows=_LEAST_TRAINING_ROWS)
-    prior = dataclasses.replace(prior, quantile=min(prior.quantile, _MOST_DEVIATIONS))
-    return dataclasses.replace(prior, log_widths=widths.by_link(prior, parts))
-
-
-def with_reference_width(prior: FamilyPrior, few: Mapping[str, pd.DataFrame]) -> FamilyPrior:
-    """With the width of intervals for systems that have references in the prior but no rows.
-
-    Few of the prior's own systems are references of each other, so the rows of others, by name,
-    tell it: how far off they are where none of them is given.
-    """
-    errors = []
-    for name, frame in few.items():
-        system = load_system(name)
-        rows, time_s = priced_rows(frame, system)
-        known = prior.with_references(references_of(system, prior.population.devices))
-        if known is not prior and (met := widths.referred(known, rows)).any():
-            model = fit_collectives(None, system, Prior({FAMILY: prior}, {}))[0]
-            said = model.predict(usable_rows(frame, system)[0])["predicted_s"].to_numpy()
-            errors.append(np.abs(np.log(said / time_s))[met])
-    width = widths.held(errors) if errors else prior.reference_log_width
-    return dataclasses.replace(prior, reference_log_width=width)
-
-
-def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows, np.ndarray]:
-    """(usable rows of a table as fits see them, their seconds [N])."""
-    usable, _ = usable_rows(frame, system)
-    return collective_rows(usable, system.racked()), usable["time_s"].to_numpy(np.float64)
-
-
 def usable_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[pd.DataFrame, dict[str, int]]:
     """(rows of `system` to fit on, how many others by reason); `InputError` for a damaged row."""
     frame = read_whole(frame, "collectives")
@@ -215,11 +172,11 @@ def references_of(system: SystemSpec, names: Iterable[str]) -> list[str]:
     """
     if link_of(system) == _SHARED:
         return []
-    joined = _architecture_and_link(system)
+    joined = architecture_and_link(system)
     apart = {}
     for name in names if joined else ():
         known = load_system(name)
-        if _architecture_and_link(known) == joined:
+        if architecture_and_link(known) == joined:
             apart[name] = abs(math.log(known.share_bytes_per_s / system.share_bytes_per_s))
     return [name for name, far in apart.items() if far <= min(apart.values()) + _SAME_SHARE]
 
@@ -252,7 +209,7 @@ def _learned_on(system: SystemSpec, names: Iterable[str]) -> SystemSpec:
     return system.model_copy(update=rates)
 
 
-def _architecture_and_link(system: SystemSpec) -> str:
+def architecture_and_link(system: SystemSpec) -> str:
     return f"{load_device(system.device).arch} {link_of(system)}" if system.device else ""
 
 

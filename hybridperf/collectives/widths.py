@@ -11,61 +11,14 @@ Widths are logs of seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 
-from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.rows import CollectiveRows
 from hybridperf.learning.prior import FamilyPrior
-from hybridperf.learning.prior.family import NOMINAL
 from hybridperf.learning.prior.implementation import CollectiveImplementation
-from hybridperf.learning.prior.knobs import ImplementationKnobs, population
 
 _ANYONES = ("network", "pcie")  # datasheets do not tell what these carry
 _OF_REFERENCES = 0.5
-_MOST_ROWS = 2000  # of a system: more say no more
-
-
-def by_link(
-    prior: FamilyPrior, systems: Mapping[str, tuple[CollectiveRows, np.ndarray]]
-) -> dict[str, float]:
-    """Half-widths by link, from the rows and seconds [N] of each of a prior's systems."""
-    known, errors = own_knobs(prior), dict[str, list[np.ndarray]]()
-    if len(known) < 2:
-        return {}
-    random = np.random.default_rng(0)
-    for name, (rows, time_s) in sorted(systems.items()):
-        some = np.sort(random.permutation(len(rows))[:_MOST_ROWS])
-        rows, time_s = rows.rows(some), time_s[some]
-        others = population(ALPHA_BETA, {one: of for one, of in known.items() if one != name})
-        knobs = others.typical().including(others, rows.implementation)
-        off = np.abs(knobs.closed(rows).total - np.log(time_s))
-        links = links_of(rows)
-        for link in np.unique(links):
-            errors.setdefault(str(link), []).append(off[links == link])
-    return {link: held(off) for link, off in errors.items()}
-
-
-def own_knobs(prior: FamilyPrior) -> dict[str, ImplementationKnobs]:
-    """Knobs of each of a prior's systems."""
-    usual = prior.population
-    return {
-        name: ImplementationKnobs(
-            tuple(np.array(usual.implementations)[there]), own[there], own[there].mean(0)
-        )
-        for name, own in zip(usual.devices, usual.own, strict=True)
-        for there in [np.isfinite(own[:, 0])]
-    }
-
-
-def held(errors: Sequence[np.ndarray]) -> float:
-    """The least width that holds 90 % of absolute errors, each array [any] counting alike."""
-    every = np.concatenate(errors)
-    weight = np.concatenate([np.full(len(one), 1 / (len(one) * len(errors))) for one in errors])
-    order = np.argsort(every)
-    at = int(np.searchsorted(np.cumsum(weight[order]), NOMINAL - 1e-9))
-    return float(every[order][min(at, len(every) - 1)])
 
 
 def unmeasured(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:

@@ -38,7 +38,23 @@ def calibration_report(calibration: Calibration) -> str:
 
 def careful_about(calibration: Calibration) -> list[str]:
     """What a reader of predictions by this calibration should know, a sentence each."""
-    return [*_of_families(calibration), *_of_the_machine(calibration), *_of_its_scope(calibration)]
+    provenance, rows, said = calibration.model.provenance, calibration.rows, [*calibration.notes]
+    if not provenance["measured_completely"]:
+        said.append("The time was up before every case was measured: the same call goes on.")
+    fresh = rows[rows["op"] == "allocation"]
+    if len(fresh):
+        rate = float(f"{(fresh['bytes'] / fresh['time_s']).median():.2g}")
+        said.append(
+            "Times are of memory that was touched before: fresh memory comes at"
+            f" {quantity(rate, 'B/s')} here, so a first call takes longer,"
+            " as every call does whose temporaries are beyond 32 MiB (`allocation`)."
+        )
+    if calibration.model.device.kind == "cpu":
+        cores = calibration.model.device.multiprocessors
+        pinned = f"`taskset -c {provenance['cores']}`"
+        one = "one core" if cores == 1 else f"{cores} cores"
+        said.append(f"It is of {one} of this CPU: run what you compare on as many ({pinned}).")
+    return [*_of_families(calibration), *_of_the_machine(calibration), *said]
 
 
 def calibration_pictures(calibration: Calibration, *, curve: bool = True) -> dict[str, str]:
@@ -141,26 +157,6 @@ def _of_the_machine(calibration: Calibration) -> list[str]:
             f"Other programs ran: a load of {load:.1f} (median), of which measuring is"
             f" {measured:.0f}."
         )
-    return said
-
-
-def _of_its_scope(calibration: Calibration) -> list[str]:
-    provenance, rows, said = calibration.model.provenance, calibration.rows, [*calibration.notes]
-    if not provenance["measured_completely"]:
-        said.append("The time was up before every case was measured: the same call goes on.")
-    fresh = rows[rows["op"] == "allocation"]
-    if len(fresh):
-        rate = float(f"{(fresh['bytes'] / fresh['time_s']).median():.2g}")
-        said.append(
-            "Times are of memory that was touched before: fresh memory comes at"
-            f" {quantity(rate, 'B/s')} here, so a first call takes longer,"
-            " as every call does whose temporaries are beyond 32 MiB (`allocation`)."
-        )
-    if calibration.model.device.kind == "cpu":
-        cores = calibration.model.device.multiprocessors
-        pinned = f"`taskset -c {provenance['cores']}`"
-        one = "one core" if cores == 1 else f"{cores} cores"
-        said.append(f"It is of {one} of this CPU: run what you compare on as many ({pinned}).")
     return said
 
 

@@ -1,4 +1,4 @@
-"""Plots: roofline, predicted against measured steps, learning curves. Files only."""
+"""Plots: roofline, predicted and measured steps, learning curves. Files only."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from hybridperf.engine.prediction import Prediction
 from hybridperf.io import InputError, replacing
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.learning_curve import ALL_OPS
@@ -17,16 +18,8 @@ from hybridperf.report import text
 
 _MARKERS = "os^vDPX*"  # one shape for every ten colours
 _CURVE_COLUMNS = 6
-_DEVICE_COLUMNS = 4
-_ZERO_AT = 8.0  # rows; where a logarithmic axis shows none
-_BASELINES = {
-    "null_roofline": ("datasheet roofline", "0.6", ":"),
-    "null_floor_and_rates": ("floor and two efficiencies", "C1", ":"),
-    "null_trees": ("trees on time", "C2", "--"),
-    "null_residual_trees": ("trees on roofline residual", "C4", "--"),
-    "null_process": ("Gaussian process", "C0", "--"),
-    "knobs": ("our knobs alone", "crimson", "-"),
-}
+_MOST_GROUPS = 9  # of a step that have a colour of their own
+_HEIGHT = 0.8
 _PERCENTS = (1, 2, 5, 10, 20, 50, 100)
 _COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")  # C7 is the grey of the others
 _LEAST_ROWS_DRAWN = 10  # op kinds with fewer rows have no curve, only chance
@@ -76,13 +69,6 @@ def roofline_plot(model: PerfModel, rows: pd.DataFrame, path: str | os.PathLike)
 
 def _mark(number: int) -> dict[str, str]:
     return {"color": f"C{number % 10}", "marker": _MARKERS[number // 10 % len(_MARKERS)]}
-
-
-def _log_seconds(axes: Any, ends: np.ndarray) -> None:
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    axes.set(xlabel="measured", ylabel="predicted")
-    time_ticks(axes.xaxis, ends)
-    time_ticks(axes.yaxis, ends)
 
 
 def time_ticks(axis: Any, ends: np.ndarray, short: float = 300.0) -> None:
@@ -135,7 +121,10 @@ def measured_plot(
             whisker = {"fmt": "none", "elinewidth": 1, "capsize": 3}
             colour = _mark(number)["color"]
             axes.errorbar([x], [y], [[y - below], [above - y]], ecolor=colour, **whisker)
-    _log_seconds(axes, line)
+    axes.set(xscale="log", yscale="log", xlim=line, ylim=line)
+    axes.set(xlabel="measured", ylabel="predicted")
+    time_ticks(axes.xaxis, line)
+    time_ticks(axes.yaxis, line)
     if ends:
         axes.set_title("bars: 90 % intervals", fontsize=9)
     axes.grid(visible=False)
@@ -182,40 +171,40 @@ def learning_curve_plot(curve: pd.DataFrame, path: str | os.PathLike) -> None:
     save_figure(figure, path)
 
 
-def learning_curves(results: pd.DataFrame, path: str | os.PathLike) -> None:
-    """Median error on unseen shapes against rows fitted on, a panel per line and device."""
-    results = results[(results["shapes"] == "unseen") & (~results["line"].str.contains(": "))]
-    groups = list(results.groupby(["line", "device", "split"], sort=False))
-    if not groups:
-        return
-    columns = min(_DEVICE_COLUMNS, len(groups))
-    figure, panels = new_panels(len(groups), columns, (3.1, 2.6), (0.6, 0.9), narrowest=8.0)
-    for axes, ((line, device, split), rows) in zip(panels, groups, strict=True):
-        _errors_panel(axes, rows.sort_values("fitted", kind="stable"))
-        axes.set_title(f"{line}\n{device} (split {split})", fontsize=8)
-    figure.supxlabel("rows of the new device", fontsize=9)
-    figure.supylabel("median error on shapes never seen, %", fontsize=9)
-    shared_legend(figure, panels, fontsize=8, ncols=4)
+def step_plot(prediction: Prediction, path: str | os.PathLike) -> None:
+    """Draw when a step's ops run, and which share of the time each group of ops takes.
+
+    Args:
+        prediction: what `hp.predict` returned.
+        path: the PNG file to write.
+    """
+    graph, times = prediction.workload.graph, prediction.timeline
+    shares = prediction.breakdown().set_index("group")["share"].sort_values(ascending=False)
+    groups = prediction.ops()["group"].to_numpy()
+    mine = graph.rank == graph.rank.min()
+    streams = [int(one) for one in np.unique(graph.stream[mine])]
+    figure, axes = new_figure(9, 1.4 + 0.5 * len(streams))
+    named = list(shares.index[:_MOST_GROUPS])
+    scale, unit = next((one for one in text.TIMES if prediction.time_s >= one[0]), text.TIMES[-1])
+    for number, group in enumerate([*named, ""]):
+        of_group = groups == group if group else ~np.isin(groups, named)
+        label = f"{group}, {text.whole_percent(shares[group])}" if group else "others"
+        for line, stream in enumerate(streams):
+            here = mine & of_group & (graph.stream == stream)
+            start_s, end_s = times.start_s[here], times.end_s[here]
+            bars = np.stack([start_s, end_s - start_s], 1) / scale
+            if not len(bars):
+                continue
+            colour = f"C{number}" if group else "0.75"
+            axes.broken_barh(bars, (line - _HEIGHT / 2, _HEIGHT), color=colour, lw=0, label=label)
+            label = ""  # once
+    axes.set_yticks(range(len(streams)), [graph.stream_names[one] for one in streams])
+    axes.set(xlabel=unit, xlim=(0, prediction.time_s / scale))
+    took = text.seconds(prediction.time_s) + text.within(prediction.low_s, prediction.high_s)
+    where = f"{prediction.workload.name} on {prediction.model.device.name}"
+    axes.set_title(f"{text.short(where)}: {took}", fontsize=9)
+    figure.legend(fontsize=7, loc="outside right upper")
     save_figure(figure, path)
-
-
-def _errors_panel(axes: Any, rows: pd.DataFrame) -> None:
-    at = np.where(rows["fitted"] > 0, rows["fitted"], _ZERO_AT).astype(float)
-    for column, (label, colour, dashes) in _BASELINES.items():
-        if column in rows.columns and rows[column].notna().any():
-            error = 100 * rows[column].astype(float)
-            axes.plot(at, error, color=colour, lw=1, ls=dashes, label=label)
-    axes.plot(at, 100 * rows["median"], color="black", lw=2, marker="o", ms=4, label="ours")
-    goals = rows["goal"].astype(float)
-    if goals.notna().any():
-        axes.plot(at, 100 * goals, color="black", ls="none", marker="x", ms=6, label="goal")
-    noise = rows["noise"].astype(float).median()
-    if np.isfinite(noise) and noise > 0:
-        axes.axhline(100 * noise, color="black", lw=0.8, ls=":", label="repeat noise")
-    axes.set(xscale="log", yscale="log")
-    low, high = 100 * rows["median"].min() / 2, 100 * rows["median"].max() * 3
-    axes.set_ylim(max(0.5, low), min(200.0, max(high, 20.0)))
-    plain_ticks(axes, at, lambda x, _: "0" if x == _ZERO_AT else f"{x:g}", _PERCENTS)
 
 
 def plain_ticks(

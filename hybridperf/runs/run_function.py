@@ -70,7 +70,20 @@ def run_function(
     settings = settings or RunSettings()
     training_run(step, steps, settings)  # refuses what cannot be
     known = known_of(step, steps, settings)
-    usual = _usual(step, steps, settings, known)
+    cycle = known.cycle
+    usual: dict[str, Any] = {
+        **{name: float(getattr(step, name)) for name in _OF_STEP}, "steps": float(steps),
+        "interval_s": float(cycle.interval_s), "spares": float(known.spares.count),
+        **{name: float(getattr(settings, name)) for name in _OF_SETTINGS},
+        "mtbf_s": _mtbf_s(step, settings, known),
+        "beliefs": {name: float(value) for name, value in known.middle.items()},
+    }  # fmt: skip
+    if settings.checkpoint == "memory":
+        usual["checkpoints_per_write"] = float(cycle.checkpoints_per_write)
+    if step.economy is not None:
+        usual["economy"] = {name: float(getattr(step.economy, name)) for name in _OF_ECONOMY}
+        if step.economy.usd_per_hour:
+            usual["economy"]["usd_per_hour"] = float(step.economy.usd_per_hour)
 
     def results(_: Any, knobs: Knobs) -> dict[str, Array]:
         return _results(step, settings, known, usual, knobs)
@@ -97,24 +110,6 @@ def run_elasticities(run: TrainingRun, result: str) -> pandas.DataFrame:
     whole = [found, machine.assign(elasticity=by_step * machine["elasticity"])]
     order = {"key": abs, "ascending": False, "ignore_index": True}
     return pd.concat(whole).sort_values("elasticity", **order)
-
-
-def _usual(step: Step, steps: float, settings: RunSettings, known: Known) -> dict[str, Any]:
-    cycle = known.cycle
-    out: dict[str, Any] = {
-        **{name: float(getattr(step, name)) for name in _OF_STEP}, "steps": float(steps),
-        "interval_s": float(cycle.interval_s), "spares": float(known.spares.count),
-        **{name: float(getattr(settings, name)) for name in _OF_SETTINGS},
-        "mtbf_s": _mtbf_s(step, settings, known),
-        "beliefs": {name: float(value) for name, value in known.middle.items()},
-    }  # fmt: skip
-    if settings.checkpoint == "memory":
-        out["checkpoints_per_write"] = float(cycle.checkpoints_per_write)
-    if step.economy is not None:
-        out["economy"] = {name: float(getattr(step.economy, name)) for name in _OF_ECONOMY}
-        if step.economy.usd_per_hour:
-            out["economy"]["usd_per_hour"] = float(step.economy.usd_per_hour)
-    return out
 
 
 def _mtbf_s(step: Step, settings: RunSettings, known: Known) -> dict[str, float]:

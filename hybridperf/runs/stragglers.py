@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 import scipy
@@ -30,7 +29,7 @@ from hybridperf.io import InputError, shipped_toml
 DRAWS = 4096
 _SIGMAS = np.geomspace(1e-4, 30.0, 200)
 _SAMPLES = 4000
-_LEAST_CV, _QUANTILES = 1e-3, 400
+_QUANTILES = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +59,8 @@ class WorkerNoise:
         return cls(times.std(axis=1, ddof=1) / times.mean(axis=1), times.shape[1])
 
     @classmethod
-    def of_jobs(cls, cvs: Sequence[ArrayLike], workers: int = 10) -> WorkerNoise:
-        """Of a job of which nothing is known, from cvs of others [jobs][I], each job as likely."""
-        logs = [np.log(np.maximum(np.asarray(cv, float), _LEAST_CV)) for cv in cvs]
-        mean = np.mean([one.mean() for one in logs])
-        variance = np.mean([((one - mean) ** 2).mean() for one in logs])
-        return cls._unknown(float(mean), float(np.sqrt(variance)), workers)
-
-    @classmethod
-    def _unknown(cls, mean: float, deviation: float, workers: int) -> WorkerNoise:
+    def of_law(cls, mean: float, deviation: float, workers: int = 10) -> WorkerNoise:
+        """Of a job of which nothing is known, by the mean and deviation of log cv of others."""
         law = scipy.stats.gumbel_r(mean - np.euler_gamma * (b := deviation * np.sqrt(6) / np.pi), b)
         cv = np.exp(law.ppf((np.arange(_QUANTILES) + 0.5) / _QUANTILES))
         return cls(np.minimum(cv, np.sqrt(workers)), workers)
@@ -77,7 +69,7 @@ class WorkerNoise:
     def production(cls) -> WorkerNoise:
         """What production jobs show: 52 of 10 workers each on shared GPUs, each job as likely."""
         law = shipped_toml(__package__, "stragglers.toml")
-        return cls._unknown(law["log_cv_mean"], law["log_cv_deviation"], law["workers"])
+        return cls.of_law(law["log_cv_mean"], law["log_cv_deviation"], law["workers"])
 
     def factors(self, workers: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
         """What each of so many workers takes over their mean [n, D]."""
@@ -86,7 +78,7 @@ class WorkerNoise:
         rng = np.random.default_rng(seed)
         # each recorded iteration equally often
         cv = np.quantile(self.cv, rng.permutation((np.arange(draws) + 0.5) / draws))
-        sigma = np.exp(np.interp(cv, _simulated(self.workers)[0], np.log(_SIGMAS)))
+        sigma = np.exp(np.interp(cv, simulated(self.workers)[0], np.log(_SIGMAS)))
         logs = sigma * rng.standard_normal((workers, draws))
         times = np.exp(logs - logs.max(axis=0))
         return times / times.mean(axis=0)
@@ -104,7 +96,7 @@ class WorkerNoise:
 
 
 @functools.cache
-def _simulated(workers: int) -> tuple[np.ndarray, np.ndarray]:
+def simulated(workers: int) -> tuple[np.ndarray, np.ndarray]:
     """Mean cv of so many log-normal times, and mean (slowest / mean - 1) / cv, by `_SIGMAS`."""
     normal = np.random.default_rng(0).standard_normal((_SAMPLES, workers))
     cv, slope = [], []
@@ -114,9 +106,3 @@ def _simulated(workers: int) -> tuple[np.ndarray, np.ndarray]:
         cv.append((of_one := times.std(axis=1, ddof=1) / mean).mean())
         slope.append(((1 / mean - 1) / of_one).mean())
     return np.maximum.accumulate(cv), np.array(slope)
-
-
-def slow_down_at(cv: ArrayLike, workers: int = 10) -> np.ndarray:
-    """Expected slowest over mean of m workers whose coefficient of variation is known [I]."""
-    cv = np.asarray(cv, float)
-    return 1 + cv * np.interp(cv, *_simulated(workers))

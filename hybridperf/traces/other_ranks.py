@@ -287,7 +287,12 @@ class _Batch:
 
     @classmethod
     def of(cls, replay: Replay, calls: Mapping[int, RecordedCall], share: Fraction) -> _Batch:
-        weights = frozenset(_weights(replay))
+        found = set()
+        for trace in replay.traces:
+            named = trace.host_named(lambda name: name == _ACCUMULATED) & (trace.host.shapes >= 0)
+            for shape in np.unique(trace.host.shapes[named]).tolist():
+                found |= {tuple(one) for one in dims_of(trace.shapes[shape])[:1] if one}
+        weights = frozenset(found)
         if not weights:
             none = "no gradient is accumulated with its shape"
             raise InputError(
@@ -370,12 +375,3 @@ class _Batch:
         elif isinstance(op, Sort):
             op = dataclasses.replace(op, cols=op.cols * share)
         return dataclasses.replace(call, op=op)
-
-
-def _weights(replay: Replay) -> set[tuple[int, ...]]:
-    found = set()
-    for trace in replay.traces:
-        named = trace.host_named(lambda name: name == _ACCUMULATED) & (trace.host.shapes >= 0)
-        for shape in np.unique(trace.host.shapes[named]).tolist():
-            found |= {tuple(one) for one in dims_of(trace.shapes[shape])[:1] if one}
-    return found

@@ -198,7 +198,12 @@ def replay_step(
     late_s = _clocks_late_s(zero_s, together)
     zero_s = zero_s - late_s
     begin_s = zero_s + np.array([step.start_s for step in steps])
-    first_s = _first_s(begin_s, together)
+    # first start [R] among the ranks that each rank meets, directly or by way of others
+    meets = np.arange(len(begin_s))
+    for one in together:
+        joined = np.isin(meets, meets[one.trace])
+        meets[joined] = meets[joined].min()
+    first_s = np.array([begin_s[meets == those].min() for those in meets])
     zero_s, start_s = zero_s - first_s, begin_s - first_s
     both = enumerate(zip(traces, steps, strict=True))
     ranks = [RankStep(at, trace, step, float(zero_s[at])) for at, (trace, step) in both]
@@ -235,15 +240,6 @@ def of_graph(builder: StepGraph) -> dict[str, Any]:
         "meetings": tuple(builder.meetings),
         "seconds": rows.busy_s + rows.fixed_s,
     }
-
-
-def _first_s(begin_s: np.ndarray, together: Sequence[RecordedCollective]) -> np.ndarray:
-    """First start [R] among the ranks that each rank meets, directly or by way of others."""
-    meets = np.arange(len(begin_s))
-    for one in together:
-        joined = np.isin(meets, meets[one.trace])
-        meets[joined] = meets[joined].min()
-    return np.array([begin_s[meets == those].min() for those in meets])
 
 
 def _clocks_late_s(zero_s: np.ndarray, together: Sequence[RecordedCollective]) -> np.ndarray:

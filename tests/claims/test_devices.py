@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from benchmarks.claims import device_baselines, device_judge, devices, scores
+from benchmarks.claims.device_curves import learning_curves
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 from hybridperf.learning.prior import Predicted
-from hybridperf.report import plots
 from hybridperf_calibration.published import ops as sources
 from hybridperf_calibration.published.ops import DeviceRows
 
@@ -282,7 +282,7 @@ def test_a_fast_slice_of_the_claim(data_dir, tmp_path) -> None:
 
 
 def test_nothing_to_draw_is_no_picture(tmp_path) -> None:
-    plots.learning_curves(
+    learning_curves(
         pd.DataFrame({"shapes": ["seen"], "line": ["softmax"], "device": ["t4"], "split": ["t4"]}),
         tmp_path / "a.png",
     )

@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.claims import link_networks
 from benchmarks.claims.link_networks import LinkedPrior, with_link_networks
-from hybridperf.collectives.fit import priced_rows
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.rows import CollectiveRows, checked, collective_rows
 from hybridperf.hardware import load_system
 from hybridperf.learning.prior import train_family
 from hybridperf.learning.training import TrainingRecipe
+from hybridperf_calibration.ship.link_prior import priced_rows
 
 # two of a kind, so that one tells of the other
 SYSTEMS = {"one": "aic_h100_sxm", "two": "aic_h100_sxm", "three": "aic_l40s", "four": "aic_l40s"}

@@ -17,7 +17,7 @@ import pytest
 import scipy
 
 from hybridperf.collectives import fit, network
-from hybridperf.collectives.fit import fit_collectives, references_of, train_prior
+from hybridperf.collectives.fit import fit_collectives, references_of
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.model import CollectiveModel, load_collectives
 from hybridperf.collectives.price import LOG2_BYTES, collective_seconds, never_falling
@@ -28,6 +28,7 @@ from hybridperf.io.documents import with_checksum
 from hybridperf.learning.prior import adapted, family, train_family
 from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.training import TrainingRecipe
+from hybridperf_calibration.ship.link_prior import train_prior
 
 NOISE = 0.03
 KINDS = ("all_reduce", "all_gather", "alltoall")

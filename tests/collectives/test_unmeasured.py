@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hybridperf.collectives import widths
 from hybridperf.collectives.algorithms import COLLECTIVES, direct, ring, tree
 from hybridperf.collectives.fit import collectives_by_name, fit_collectives
 from hybridperf.collectives.network import TREE_STEP_S
 from hybridperf.collectives.price import collective_seconds
 from hybridperf.collectives.rows import collective_rows
 from hybridperf.hardware import load_system
+from hybridperf_calibration.ship.link_prior import held
 
 H100 = "aic_h100_sxm"  # measured on one node alone
 
@@ -104,10 +104,10 @@ def test_all_gathers_of_simai_over_up_to_sixteen_nodes(data_dir: Path) -> None:
 
 
 def test_the_least_width_that_holds_nine_of_ten_where_all_systems_count_alike() -> None:
-    assert widths.held([np.arange(1.0, 11.0)]) == 9
+    assert held([np.arange(1.0, 11.0)]) == 9
     # a thousand rows of one system weigh as much as two of another: half of the tenth is theirs
-    assert widths.held([np.full(1000, 0.1), np.array([1.0, 2.0])]) == 2.0
-    assert widths.held([np.full(8, 0.1), np.array([0.2, 0.3, 0.4, 0.5, 0.6])]) == 0.5
+    assert held([np.full(1000, 0.1), np.array([1.0, 2.0])]) == 2.0
+    assert held([np.full(8, 0.1), np.array([0.2, 0.3, 0.4, 0.5, 0.6])]) == 0.5
 
 
 def half_width(system: str, nodes: int = 1) -> float:

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
+from benchmarks.claims.memory_fit import fit_memory, will_fail
 from hybridperf.io import InputError
 from hybridperf.training.steps.memory_fit import (
     USABLE,
-    fit_memory,
     memory_knobs,
     peak_bytes,
     starved,
-    will_fail,
 )
 from hybridperf.workloads.memory import MEMORY_PRIORS, MemoryKnobs, memory
 from hybridperf.workloads.transformer import Layout, TransformerShape

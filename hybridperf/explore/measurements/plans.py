@@ -141,11 +141,15 @@ def plan_for(
     summary = _by_kind(belief, chosen, share=weight, removed=removed)
     summary = summary.assign(removed=summary.pop("removed"))
     spent_s = np.cumsum([0.0, *cost_s[chosen.picks]])
+    # half-widths before measuring, after about each doubling of the time spent, at the end
+    least = spent_s[1]
+    marks = least * 2.0 ** np.arange(math.floor(math.log2(spent_s[-1] / least)) + 1)
+    at = np.unique([0, *(np.searchsorted(spent_s, marks, "right") - 1), len(spent_s) - 1])
     return MeasurementPlan(
         table=_to_fill_in(belief, chosen, half_width=half_width[1:]),
         summary=summary.sort_values("share", ascending=False, ignore_index=True),
         seconds=float(spent_s[-1]),
-        curve=_curve(spent_s, half_width),
+        curve=pd.DataFrame({"measuring_s": spent_s[at], "half_width": half_width[at]}),
         other_share=float(1.0 - share.sum()),
         unread=unread,
     )
@@ -298,11 +302,3 @@ def _to_fill_in(belief: Belief, chosen: Choice, **promised: np.ndarray) -> pd.Da
         device=belief.model.device.id, expected_s=belief.seconds[picks],
         repeats=belief.repeats[picks], **promised, time_s=np.nan,
     )  # fmt: skip
-
-
-def _curve(spent_s: np.ndarray, half_width: np.ndarray) -> pd.DataFrame:
-    """Half-widths before measuring, after about each doubling of the time spent, at the end."""
-    least = spent_s[1]
-    marks = least * 2.0 ** np.arange(math.floor(math.log2(spent_s[-1] / least)) + 1)
-    at = np.unique([0, *(np.searchsorted(spent_s, marks, "right") - 1), len(spent_s) - 1])
-    return pd.DataFrame({"measuring_s": spent_s[at], "half_width": half_width[at]})

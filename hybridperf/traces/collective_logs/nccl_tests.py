@@ -251,26 +251,21 @@ def _json_run(document: dict[str, Any]) -> nccl_runs.Run:
             if timed is not None and "cpu_time" in timed:
                 run.skip = _CPU_TIMES
             elif timed is not None:
-                timings.append(_json_timing(in_place, timed, result.get(f"{key}_per_iter")))
+                per_iteration = result.get(f"{key}_per_iter")
+                wrong = "N/A" if timed["nwrong"] is None else str(int(timed["nwrong"]))
+                optional = {}
+                if per_iteration:
+                    optional["time_min_s"] = per_iteration["min_us"] * 1e-6
+                    optional["time_std_s"] = per_iteration["stdev_us"] * 1e-6
+                printed = (timed["time"], timed["alg_bw"], timed["bus_bw"])
+                time, algbw, busbw = map(PrintedNumber.of, printed)
+                timings.append(nccl_runs.Timing(in_place, time, algbw, busbw, wrong, optional))
         root = int(result["root"])
         run.rows.append(nccl_runs.Row(
             number, int(result["size"]), int(result["count"]), result["type"],
             known_redop(result["redop"]), root if root >= 0 else None, tuple(timings),
         ))  # fmt: skip
     return run
-
-
-def _json_timing(
-    in_place: int, timed: dict[str, Any], per_iteration: dict[str, Any] | None
-) -> nccl_runs.Timing:
-    wrong = "N/A" if timed["nwrong"] is None else str(int(timed["nwrong"]))
-    optional = {}
-    if per_iteration:
-        optional["time_min_s"] = per_iteration["min_us"] * 1e-6
-        optional["time_std_s"] = per_iteration["stdev_us"] * 1e-6
-    printed = (timed["time"], timed["alg_bw"], timed["bus_bw"])
-    time, algbw, busbw = map(PrintedNumber.of, printed)
-    return nccl_runs.Timing(in_place, time, algbw, busbw, wrong, optional)
 
 
 def _test_name(program: str) -> str:

@@ -46,7 +46,18 @@ def plan_sections(plan: Plan, count: int = 10) -> Iterator[str]:
     candidates = explain.compared(plan)
     yield f"\n{_why(plan, candidates)}\n\n{_sure(plan, candidates)}"
     yield f"\n{_levers(plan, lever_effects(plan))}"
-    if fronts := _fronts(plan):
+    pieces = []
+    for one, other in PAIRS:
+        if not trades(plan, other):
+            continue
+        ranks = plan_front(plan, one, other)
+        shown = ranks[:: max(1, -(-len(ranks) // _FRONT_ROWS))]
+        rows = [_front_row(plan, int(rank), other) for rank in shown]
+        more = f", {len(rows)} of them" if len(rows) < len(ranks) else ""
+        among = f" among the best {len(plan):,}" if plan.slower else ""
+        head = f"Pareto front of {one} and {other}{among}: {counted(len(ranks), 'layout')}{more}"
+        pieces.append(f"{head}\n{text.table(['', 'step', other, 'layout'], rows)}")
+    if fronts := "\n\n".join(pieces):
         yield f"\n{fronts}"
     notes = [f"note: {note}" for note in plan.notes]
     yield "\n".join(["", *notes, *(f"price: {note}" for note in plan.economy.notes)])
@@ -189,21 +200,6 @@ def _levers(plan: Plan, found: list[LeverEffect]) -> str:
 def elasticity_words(one: LeverEffect) -> str:
     """Elasticity of the best layout's time; memory has none: it only admits layouts."""
     return "-" if one.lever == "memory" else f"{one.elasticity:+.2f}"
-
-
-def _fronts(plan: Plan) -> str:
-    pieces = []
-    for one, other in PAIRS:
-        if not trades(plan, other):
-            continue
-        ranks = plan_front(plan, one, other)
-        shown = ranks[:: max(1, -(-len(ranks) // _FRONT_ROWS))]
-        rows = [_front_row(plan, int(rank), other) for rank in shown]
-        more = f", {len(rows)} of them" if len(rows) < len(ranks) else ""
-        among = f" among the best {len(plan):,}" if plan.slower else ""
-        head = f"Pareto front of {one} and {other}{among}: {counted(len(ranks), 'layout')}{more}"
-        pieces.append(f"{head}\n{text.table(['', 'step', other, 'layout'], rows)}")
-    return "\n\n".join(pieces)
 
 
 def trades(plan: Plan, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""Memory of many steps at once, its knobs from measured peaks, and whether a step will run at all.
+"""Memory of many steps at once, and whether a step will run at all.
 
 A step fails where its fullest rank needs more than the device can give, or where its layout cannot
 run: fewer micro-batches than a pipeline needs to fill (m < p - 1), or a split of the layers that
@@ -6,9 +6,8 @@ leaves a stage empty. Of 858 runs that failed in the sweep this was first fitted
 alone tells 89 %, both together 95 %. Such rules are a framework's own habits (`starves` in
 `fields/frameworks/`): one of them ends there, others run such layouts slowly.
 
-Knobs are fitted to logs of peaks: robust, and held near counts by beliefs (`MEMORY_PRIORS`). A
-framework's fitted ones lie in `memory_knobs.toml` with what they were fitted on. Axes: N configs,
-K knobs.
+A framework's fitted knobs lie in `memory_knobs.toml` with what they were fitted on (by
+`benchmarks/claims/memory_fit.py`). Axes: N configs.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from hybridperf.io import InputError, shipped_toml
+from hybridperf.io import shipped_toml
 from hybridperf.training.steps.plausibility import places_by
 from hybridperf.training.steps.rows import ResolvedRow
-from hybridperf.workloads.memory import MEMORY_PRIORS, USABLE, MemoryKnobs, memory_of
+from hybridperf.workloads.memory import USABLE, MemoryKnobs, memory_of
 from hybridperf.workloads.transformer import Layouts
 from hybridperf.workloads.transformer.columns import RECOMPUTE
 from hybridperf.workloads.transformer.config import Configs, TransformerConfig
@@ -37,13 +36,7 @@ from hybridperf.workloads.transformer.shape import busy_stages
 # 0.21, another's may be as far off
 _COUNTED = 0.30
 _LEAST_CHANCE = 0.05  # of fitting, below which a row is said not to
-# Log error beyond which a row counts less and less. By hand; with 0.04 to 0.3 peaks of a model left
-# out err within 0.4 points of the same
-_SCALE = 0.08
 _NAMES = tuple(field.name for field in dataclasses.fields(MemoryKnobs))
-_DEFAULTS = np.array([getattr(MemoryKnobs(), name) for name in _NAMES], float)
-_WIDTHS = np.array([MEMORY_PRIORS[name] for name in _NAMES], float)
-_FROM_ZERO = _DEFAULTS == 0
 
 
 @functools.cache
@@ -86,15 +79,6 @@ def _usable_bytes(rows: Sequence[ResolvedRow]) -> np.ndarray:
     return USABLE * np.array([row.machine.memory_bytes for row in rows if row.machine is not None])
 
 
-def will_fail(
-    configs: Sequence[TransformerConfig], needed_bytes: np.ndarray, memory_bytes: np.ndarray | float
-) -> np.ndarray:
-    """Whether each config [N] starves or needs more bytes than the device has [N]."""
-    return (needed_bytes > USABLE * memory_bytes) | np.array(
-        [bool(starved(config)) for config in configs]
-    )
-
-
 def starved(config: TransformerConfig) -> str:
     """Why a framework that needs work on each stage ends this run; "" where it does not."""
     x, shape = config.layout, config.shape
@@ -106,36 +90,6 @@ def starved(config: TransformerConfig) -> str:
     if busy < x.pp:
         return f"{shape.depth} layers and the head leave {x.pp - busy} of {x.pp} stages empty"
     return ""
-
-
-def fit_memory(configs: Sequence[TransformerConfig], measured_bytes: np.ndarray) -> MemoryKnobs:
-    """Knobs that explain measured peaks [N]; `InputError` where there are none."""
-    positive = (np.asarray(measured_bytes) > 0).all()
-    if not len(configs) or len(configs) != len(measured_bytes) or not positive:
-        raise InputError(
-            f"expected as many peaks above zero as configs, got {len(measured_bytes)} for"
-            f" {len(configs)}"
-        )
-    columns, target = Configs.of_rows(configs), np.log(measured_bytes)
-
-    def residuals(moved: np.ndarray) -> np.ndarray:
-        error = (np.log(peak_bytes(columns, _moved(moved))) - target) / _SCALE
-        # Cauchy's loss as a sum of squares, beliefs not among it
-        robust = np.sign(error) * np.sqrt(2 * np.log1p(error**2 / 2))
-        return np.concatenate([robust, moved])
-
-    start = np.where(_FROM_ZERO, 0.1, 0.0)  # no slope at the bound itself
-    lowest = np.where(_FROM_ZERO, 0.0, -np.inf)
-    return _moved(
-        scipy.optimize.least_squares(residuals, start, bounds=(lowest, np.inf), max_nfev=60).x
-    )
-
-
-def _moved(moved: np.ndarray) -> MemoryKnobs:
-    """Knobs so many widths from their defaults [K]: in logs, or as they are from zero."""
-    scaled = _DEFAULTS * np.exp(_WIDTHS * np.where(_FROM_ZERO, 0.0, moved))
-    values = np.where(_FROM_ZERO, _WIDTHS * moved, scaled)
-    return MemoryKnobs(**dict(zip(_NAMES, values.tolist(), strict=True)))
 
 
 def endings(frame: pd.DataFrame) -> pd.Series:

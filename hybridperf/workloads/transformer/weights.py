@@ -110,7 +110,17 @@ def shard_parameters(passes: Passes, weights: Weights, config: TransformerConfig
         again = (*gathers, *again)
     elif zero == 3:
         before_backward = gathers
-    backward = (*before_backward, *passes.backward, *_scattered(weights, config))
+    steps = []
+    for (count, group), replicas in zip(shared_out(weights, config), copies(config), strict=False):
+        size = count * config.exchanged_bytes
+        if count and group.ranks > 1:
+            steps.append(group.step("reduce_scatter", size, "zero", "gradients scattered"))
+        if count and replicas.ranks > 1:
+            shard_bytes = size / group.ranks
+            beside: Part = "replica" if group.nodes == 1 else "zero"
+            label = "shards of gradients summed"
+            steps.append(replicas.step("all_reduce", shard_bytes, beside, label))
+    backward = (*before_backward, *passes.backward, *tuple(steps))
     return Passes((*gathers, *passes.forward), backward, again)
 
 
@@ -129,20 +139,6 @@ def shared_out(weights: Weights, config: TransformerConfig) -> tuple[tuple[float
     if not config.experts_apart:
         return ((weights.total, group),)
     return ((weights.shared, group), (weights.experts, config.group("expert_data")))
-
-
-def _scattered(weights: Weights, config: TransformerConfig) -> Steps:
-    steps = []
-    for (count, group), replicas in zip(shared_out(weights, config), copies(config), strict=False):
-        size = count * config.exchanged_bytes
-        if count and group.ranks > 1:
-            steps.append(group.step("reduce_scatter", size, "zero", "gradients scattered"))
-        if count and replicas.ranks > 1:
-            shard_bytes = size / group.ranks
-            beside: Part = "replica" if group.nodes == 1 else "zero"
-            label = "shards of gradients summed"
-            steps.append(replicas.step("all_reduce", shard_bytes, beside, label))
-    return tuple(steps)
 
 
 def copies(config: TransformerConfig) -> tuple[Span, Span]:
