@@ -74,13 +74,7 @@ def host_sequence(
     copy_latency_s = _USUAL_COPY_LATENCY_S
     if idle.any():
         copy_latency_s = float(np.median((launched.start_s - launched.begin_s)[idle]))
-    # events that each one's stream was given before it [L], and how many a queue holds
-    number, most = np.zeros(len(launched), np.int64), QUEUE
-    for here in map(np.array, launched.streams.values()):
-        number[here] = np.arange(len(here))
-        ended = np.searchsorted(np.sort(launched.end_s[here]), launched.begin_s[here], "right")
-        most = max(most, int((number[here] - ended).max()))
-    queue_of, queue = number.tolist(), most
+    queue_of, queue = _queue(launched)
     host = launched.trace.host
     # what they are ordered by, then call, launched place or NONE, when the host is done, target
     todo: list[tuple[tuple[float, int, int], int, int, float, int]] = []
@@ -124,6 +118,16 @@ def _copies(launched: LaunchedEvents) -> tuple[np.ndarray, np.ndarray]:
     late_s = np.where(pageable, np.maximum(_LAST_PIECE_S, _LAST_PIECE * copy_s), 0.0)
     within = launched.start_s < launched.return_s
     return copies & within & (launched.end_s <= launched.return_s + late_s), pageable
+
+
+def _queue(launched: LaunchedEvents) -> tuple[list[int], int]:
+    """Events that each one's stream was given before it [L], and how many a queue holds."""
+    number, most = np.zeros(len(launched), np.int64), QUEUE
+    for here in map(np.array, launched.streams.values()):
+        number[here] = np.arange(len(here))
+        ended = np.searchsorted(np.sort(launched.end_s[here]), launched.begin_s[here], "right")
+        most = max(most, int((number[here] - ended).max()))
+    return number.tolist(), most
 
 
 def _synchronising(

@@ -160,16 +160,7 @@ def stream_waits(
     """Events on other streams, as places in `launched`, that each event waits for [L]."""
     waits: list[set[int]] = [set() for _ in range(len(launched))]
     if len(launched.streams) > 1:
-        issuing: dict[int, int] = {}  # thread -> the stream it last launched work of its own on
-        threads, streams = launched.thread.tolist(), launched.stream.tolist()
-        for at, communicates in enumerate(launched.communicates.tolist()):
-            if not communicates:
-                issuing[threads[at]] = streams[at]
-            elif issuing.get(threads[at], streams[at]) != streams[at]:
-                places = launched.streams[issuing[threads[at]]]
-                wanted = _last_ended(launched, places, at, launched.start_s[at])
-                if wanted != NONE:
-                    waits[at].add(wanted)
+        _add_collectives(launched, waits)
         _add_calls(launched, waits)
         _add_unexplained(launched, latency_s, gap_s, waits)
     return [sorted(those) for those in waits]
@@ -229,6 +220,19 @@ def _last_ended(launched: LaunchedEvents, places: list[int], before: int, start_
         if launched.end_s[place] <= start_s + CLOCK_S:
             return place
     return NONE
+
+
+def _add_collectives(launched: LaunchedEvents, waits: list[set[int]]) -> None:
+    issuing: dict[int, int] = {}  # thread -> the stream it last launched work of its own on
+    threads, streams = launched.thread.tolist(), launched.stream.tolist()
+    for at, communicates in enumerate(launched.communicates.tolist()):
+        if not communicates:
+            issuing[threads[at]] = streams[at]
+        elif issuing.get(threads[at], streams[at]) != streams[at]:
+            places = launched.streams[issuing[threads[at]]]
+            wanted = _last_ended(launched, places, at, launched.start_s[at])
+            if wanted != NONE:
+                waits[at].add(wanted)
 
 
 def _add_calls(launched: LaunchedEvents, waits: list[set[int]]) -> None:

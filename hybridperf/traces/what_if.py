@@ -169,18 +169,7 @@ def _slowed(replay: Replay, busy_s: np.ndarray, slowdown: float) -> tuple[Replay
     at, extra_s = replay, np.zeros(len(rows))
     for turn in range(_ROUNDS):
         wanted_s = np.zeros(len(rows))
-        # seconds that each of some nodes runs at the same time as a collective of its rank
-        starts_s, ends_s = at.timeline.start_s, at.end_s
-        has_row = np.flatnonzero(at.nodes.row != NONE)
-        wires = has_row[at.rows.kind[at.nodes.row[has_row]] == WIRE]
-        out = np.zeros(len(computes))
-        for rank in range(len(at.traces)):
-            mine, theirs = at.graph.rank[computes] == rank, wires[at.graph.rank[wires] == rank]
-            if not mine.any() or not len(theirs):
-                continue
-            held = merged(starts_s[theirs], ends_s[theirs])
-            out[mine] = covered_s(held, starts_s[computes[mine]], ends_s[computes[mine]])
-        wanted_s[nodes.row[computes]] = out * (1 - 1 / slowdown)
+        wanted_s[nodes.row[computes]] = _under_collectives(at, computes) * (1 - 1 / slowdown)
         change_s = float(np.abs(wanted_s - extra_s).max(initial=0.0))
         if change_s < _SETTLED_S:
             return at, ""
@@ -189,6 +178,21 @@ def _slowed(replay: Replay, busy_s: np.ndarray, slowdown: float) -> tuple[Replay
         at = replay.with_seconds(replay.rows.fixed_s + busy_s + extra_s)
     off_us = f"{1e6 * change_s:.1f} µs an op"
     return at, f"what overlaps did not settle: computation is off by up to {off_us}"
+
+
+def _under_collectives(replay: Replay, nodes: np.ndarray) -> np.ndarray:
+    """Seconds that each of some nodes runs at the same time as a collective of its rank."""
+    starts_s, ends_s = replay.timeline.start_s, replay.end_s
+    has_row = np.flatnonzero(replay.nodes.row != NONE)
+    wires = has_row[replay.rows.kind[replay.nodes.row[has_row]] == WIRE]
+    out = np.zeros(len(nodes))
+    for rank in range(len(replay.traces)):
+        mine, theirs = replay.graph.rank[nodes] == rank, wires[replay.graph.rank[wires] == rank]
+        if not mine.any() or not len(theirs):
+            continue
+        held = merged(starts_s[theirs], ends_s[theirs])
+        out[mine] = covered_s(held, starts_s[nodes[mine]], ends_s[nodes[mine]])
+    return out
 
 
 LATENCY_S = 20e-6  # of a collective's seconds at most so many do not depend on its size

@@ -42,14 +42,7 @@ def prove(cost: PlacementCost, known: np.ndarray | None) -> tuple[np.ndarray | N
         new = np.maximum(highest[:, None], maxima)  # [N, R, 4]
         use = cost.parts(*np.moveaxis(new, -1, 0)).step_s < limit_s
         use &= cost.over_bytes(grown) == 0
-        # ranks [N, R] that hold a table, or are the first empty one of a node (used or first)
-        used = sums[..., MEMORY] > 0
-        by_node = used.reshape(len(used), -1, per_node)
-        empties = np.cumsum(~by_node, -1)
-        node_used = by_node.any(-1)
-        empty_nodes = np.cumsum(~node_used, -1)
-        node_counts = node_used | (empty_nodes == 1)
-        use &= np.asarray(((by_node | (empties == 1)) & node_counts[..., None]).reshape(used.shape))
+        use &= _first_of_its_kind(sums[..., MEMORY] > 0, per_node)
         parent, rank = np.nonzero(use)
         if len(parent) * sums[0].size > MOST_NUMBERS:
             return known, False
@@ -63,6 +56,16 @@ def prove(cost: PlacementCost, known: np.ndarray | None) -> tuple[np.ndarray | N
     out = np.zeros(len(order), int)
     out[order] = placed[int(np.argmin(steps))]
     return out, True
+
+
+def _first_of_its_kind(used: np.ndarray, per_node: int) -> np.ndarray:
+    """Ranks [N, R] that hold a table, or are the first empty one of a node (used or first)."""
+    by_node = used.reshape(len(used), -1, per_node)
+    empties = np.cumsum(~by_node, -1)
+    node_used = by_node.any(-1)
+    empty_nodes = np.cumsum(~node_used, -1)
+    node_counts = node_used | (empty_nodes == 1)
+    return np.asarray(((by_node | (empties == 1)) & node_counts[..., None]).reshape(used.shape))
 
 
 def best_chunks(cost: PlacementCost, order: np.ndarray) -> np.ndarray | None:

@@ -98,27 +98,7 @@ def rank_traces(document: Document, source: str) -> list[RankTrace]:
 
     Raises: InputError: no profiler events, impossible times, or unknown launchers of kernels.
     """
-    # (kind, event) of host and device, flows, and (category, event) of what is neither
-    events = document.traceEvents or []
-    host: list[tuple[int, Event]] = []
-    device: list[tuple[int, Event]] = []
-    flows: list[Event] = []
-    others: list[tuple[str, Event]] = []
-    for event in events:
-        category = event.cat.lower() if isinstance(event.cat, str) else ""
-        if event.ph == "X":
-            if (kind := _HOST.get(category)) is not None:
-                host.append((kind, event))
-            elif category.endswith(_CALLS):
-                host.append((CALL, event))
-            elif (kind := _DEVICE.get(category)) is not None:
-                kind = kind_of_kernel(as_text(event.name)) if kind == KERNEL else kind
-                if kind is not None:
-                    device.append((kind, event))
-            elif category not in _NO_WORK:
-                others.append((category, event))
-        elif event.ph in ("s", "f") and category in ("ac2g", "async_cpu_to_gpu"):
-            flows.append(event)
+    host, device, flows, others = _sorted_out(document.traceEvents or [])
     python = sum(of in _PYTHON for of, _ in others)
     unknown = _unknown(host, others)
     if unknown and not device:
@@ -146,24 +126,7 @@ def _rank_trace(
     (host, host_us), (device, device_us), origin_us = _usable(part.host, part.device, source, notes)
     names, shapes, threads = (_Names(itertools.count().__next__) for _ in range(3))
     host_events, host_order = _host_events(host, host_us, names, shapes, threads)
-    # columns, their `call` still NONE, and the events in the same order
-    start_s, end_s = device_us.reshape(-1, 2).T * 1e-6
-    order = np.lexsort((-end_s, start_s))
-    ordered = [device[i] for i in order]
-    on_device = [event for _, event in ordered]
-    texts = [as_text(event.name) for event in on_device]
-    kind = np.array([kind for kind, _ in ordered], np.int8)
-    named = np.array([communicates(text) for text in texts], bool)
-    device_events = events.DeviceEvents(
-        name=np.array([names[text] for text in texts], np.int32),
-        kind=kind,
-        stream=np.array([_stream(event) for event in on_device], np.int64),
-        start_s=start_s[order],
-        end_s=end_s[order],
-        call=np.full(len(on_device), NONE, np.int32),
-        bytes=np.array([input_bytes(event.args) for event in on_device], float),
-        communicates=named & (kind == KERNEL),
-    )
+    device_events, on_device = _device_events(device, device_us, names)
     number = np.empty(len(host), np.int64)
     number[host_order] = np.arange(len(host))
     device_events.call[:] = _calls(host, number, on_device, flows)
@@ -199,6 +162,32 @@ def _rank_trace(
         types=tuple(types for _, types in shapes),
         messages=messages,
     )
+
+
+def _sorted_out(
+    events: list[Event],
+) -> tuple[list[tuple[int, Event]], list[tuple[int, Event]], list[Event], list[tuple[str, Event]]]:
+    """(kind, event) of host and device, flows, and (category, event) of what is neither."""
+    host: list[tuple[int, Event]] = []
+    device: list[tuple[int, Event]] = []
+    flows: list[Event] = []
+    others: list[tuple[str, Event]] = []
+    for event in events:
+        category = event.cat.lower() if isinstance(event.cat, str) else ""
+        if event.ph == "X":
+            if (kind := _HOST.get(category)) is not None:
+                host.append((kind, event))
+            elif category.endswith(_CALLS):
+                host.append((CALL, event))
+            elif (kind := _DEVICE.get(category)) is not None:
+                kind = kind_of_kernel(as_text(event.name)) if kind == KERNEL else kind
+                if kind is not None:
+                    device.append((kind, event))
+            elif category not in _NO_WORK:
+                others.append((category, event))
+        elif event.ph in ("s", "f") and category in ("ac2g", "async_cpu_to_gpu"):
+            flows.append(event)
+    return host, device, flows, others
 
 
 def _unknown(host: list, others: list[tuple[str, Event]]) -> str:
@@ -270,6 +259,30 @@ def _host_events(
     name, kind, thread, start_s, end_s, shape = columns
     parent = events.parents(thread, start_s, end_s, kind)
     return events.HostEvents(name, kind, thread, start_s, end_s, parent, shape), order
+
+
+def _device_events(
+    device: list, spans_us: np.ndarray, names: _Names
+) -> tuple[events.DeviceEvents, list[Event]]:
+    """Columns, their `call` still NONE, and the events in the same order."""
+    start_s, end_s = spans_us.reshape(-1, 2).T * 1e-6
+    order = np.lexsort((-end_s, start_s))
+    ordered = [device[i] for i in order]
+    found = [event for _, event in ordered]
+    texts = [as_text(event.name) for event in found]
+    kind = np.array([kind for kind, _ in ordered], np.int8)
+    named = np.array([communicates(text) for text in texts], bool)
+    columns = events.DeviceEvents(
+        name=np.array([names[text] for text in texts], np.int32),
+        kind=kind,
+        stream=np.array([_stream(event) for event in found], np.int64),
+        start_s=start_s[order],
+        end_s=end_s[order],
+        call=np.full(len(found), NONE, np.int32),
+        bytes=np.array([input_bytes(event.args) for event in found], float),
+        communicates=named & (kind == KERNEL),
+    )
+    return columns, found
 
 
 def _messages(
