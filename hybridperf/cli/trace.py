@@ -61,20 +61,20 @@ def summary(
     for step, summed in zip(chosen, found, strict=True):
         notes += [step.note, *summed.matched.notes]
     warn(*dict.fromkeys(filter(None, notes)))
-    rows = [row for summed in found for row in summed.rows]
+    rows = table(found)
     every = [*traces] * len(chosen), [one for step in chosen for one in step.steps]
     if out:
-        write_table(table(found), out)
+        write_table(rows, out)
     ops, kernels = top_ops(*every), top_kernels(*every)
-    common.result(steps=table(found), ops=ops, kernels=kernels)
+    common.result(steps=rows, ops=ops, kernels=kernels)
     overheads = None
     if host:
         by_trace = [[step.steps[at] for step in chosen] for at in range(len(traces))]
         overheads = fit_host(traces, by_trace)
         overheads.save(host)
     lost = tables.losses(worst(found), ranks_known=traces[0].rank is not None)
-    of_ops = tables.top("top ops by device time", ops)
-    of_kernels = tables.top("top kernels", kernels)
+    of_ops = tables.titled("top ops by device time", ops)
+    of_kernels = tables.titled("top kernels", kernels)
     _print(tables.steps(rows), tables.idle(rows), lost, of_ops, of_kernels)
     if out:
         print(f"{len(rows)} rows in {out}")

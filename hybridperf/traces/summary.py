@@ -19,13 +19,15 @@ Times of a device are unions over its streams:
                     dependency_s + unrecorded_s (`idle.py` says what those mean)
 
 `waiting_s` is the part of exposed communication in which this rank waited for a later one, known
-where there are traces of the ranks that it ran collectives with.
+where there are traces of the ranks that it ran collectives with (else NaN, as is the period where
+the step before was not recorded). `n_kernels` counts copies and fills, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,66 +39,15 @@ from hybridperf.traces.ranks import MatchedCollectives, match, rank_numbers
 from hybridperf.traces.steps import RecordedStep, periods_s
 
 _TOP = 10  # ops, kernels and reasons listed
+LOST = ["rank", "reason", "detail", "seconds", "times"]
 
 
-@dataclass(frozen=True)
-class StepSummaryRow:
-    """One step of one rank, seconds."""
-
-    trace: str  # where it was recorded
-    rank: int | None
-    world: int | None
-    gpu: str
-    step: str
-    step_cpu_s: float  # the step's mark on the host
-    period_s: float  # NaN: the step before was not recorded
-    gpu_span_s: float
-    gpu_busy_s: float
-    computation_s: float
-    copy_s: float
-    exposed_copy_s: float
-    compute_s: float
-    comm_s: float
-    exposed_comm_s: float
-    waiting_s: float  # NaN: not known of all of its collectives, for want of the other ranks
-    other_step_s: float
-    idle_s: float
-    launch_bound_s: float
-    synchronisation_s: float
-    host_copy_s: float
-    dependency_s: float
-    unrecorded_s: float
-    n_kernels: int  # copies and fills too
-    n_comm: int
-    n_cpu_ops: int
-    n_runtime: int
-    streams: int
-
-
-_DEVICE_TIMES = [
-    name
-    for name in StepSummaryRow.__dataclass_fields__
-    if name.endswith("_s") and "cpu" not in name
-]
-
-
-@dataclass(frozen=True)
-class LostTime:
-    """Seconds in which a rank's device did nothing useful in one step, and why."""
-
-    rank: int
-    reason: str  # one of `idle.REASONS`, or `waiting`
-    detail: str
-    seconds: float
-    times: int
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepSummary:
     """One step of the given ranks."""
 
-    rows: tuple[StepSummaryRow, ...]
-    losses: tuple[LostTime, ...]  # most seconds first
+    rows: pd.DataFrame  # a row per rank
+    losses: pd.DataFrame  # `LOST`, most seconds first; reason: one of `idle.REASONS`, or `waiting`
     matched: MatchedCollectives
 
 
@@ -120,28 +71,26 @@ def _summary(
     waiting = _waiting(traces, steps, matched)
     rows, losses = [], []
     for at, (trace, step) in enumerate(zip(traces, steps, strict=True)):
-        waits = [loss for loss in waiting if loss.rank == ranks[at]]
+        waits = [loss for loss in waiting if loss[0] == ranks[at]]
         known = _waits_known(traces, at, matched)
-        waiting_s = float(sum(loss.seconds for loss in waits)) if known else float("nan")
+        waiting_s = float(sum(loss[3] for loss in waits)) if known else float("nan")
         row, found = _row(trace, step, gaps_of[at], waiting_s, periods_of[at][step.name])
         rows.append(row)
-        lost = (LostTime(int(ranks[at]), *cause) for cause in idle.by_cause(found))
-        losses += [*waits, *lost]
-    return StepSummary(tuple(rows), tuple(sorted(losses, key=lambda loss: -loss.seconds)), matched)
+        losses += [*waits, *((int(ranks[at]), *cause) for cause in idle.by_cause(found))]
+    losses.sort(key=lambda loss: -loss[3])
+    return StepSummary(pd.DataFrame(rows), pd.DataFrame(losses, columns=LOST), matched)
 
 
 def table(summaries: Sequence[StepSummary]) -> pd.DataFrame:
     """Summaries of steps as a frame, one row each."""
-    rows = [asdict(row) for summary in summaries for row in summary.rows]
-    return pd.DataFrame(rows, columns=list(StepSummaryRow.__dataclass_fields__))
+    return pd.concat([one.rows for one in summaries], ignore_index=True)
 
 
-def worst(summaries: Sequence[StepSummary]) -> list[LostTime]:
+def worst(summaries: Sequence[StepSummary]) -> pd.DataFrame:
     """Losses of all steps: those of one rank with the same cause as one, most seconds first."""
-    losses = [loss for summary in summaries for loss in summary.losses]
-    causes = ((loss.rank, loss.reason, loss.detail) for loss in losses)
-    seconds, times = (loss.seconds for loss in losses), (loss.times for loss in losses)
-    return [LostTime(*cause, *lost) for cause, lost in idle.summed_by(causes, seconds, times)]
+    losses = pd.concat([one.losses for one in summaries])
+    summed = losses.groupby(LOST[:3], sort=False, as_index=False).sum()
+    return summed.sort_values("seconds", ascending=False, kind="stable", ignore_index=True)
 
 
 def top_ops(
@@ -160,7 +109,7 @@ def top_kernels(
 
 def _row(
     trace: RankTrace, step: RecordedStep, every_gap: Gaps, waiting_s: float, period_s: float
-) -> tuple[StepSummaryRow, Gaps]:
+) -> tuple[dict[str, Any], Gaps]:
     """The row, and its gaps."""
     device, of = trace.device_events, np.asarray(step.device, int)
     start_s, end_s, communicates = device.start_s[of], device.end_s[of], device.communicates[of]
@@ -175,34 +124,20 @@ def _row(
     by_reason = {f"{reason}_s": total for reason, total in zip(REASONS, totals_s, strict=True)}
     idle_s = sum(totals_s)
     kind, rest_s = trace.host.kind[step.host], last_s - first_s - busy - idle_s
-    row = StepSummaryRow(
-        trace=trace.source,
-        rank=trace.rank,
-        world=trace.world,
-        gpu=trace.device,
-        step=step.name,
-        step_cpu_s=step.end_s - step.start_s,
-        period_s=period_s,
-        gpu_span_s=last_s - first_s,
-        gpu_busy_s=busy,
-        computation_s=computation,
-        copy_s=copy,
-        exposed_copy_s=compute - computation,
-        compute_s=compute,
-        comm_s=comm,
-        exposed_comm_s=busy - compute,
-        waiting_s=waiting_s,
-        other_step_s=rest_s if rest_s > 1e-9 else 0.0,  # rounding of sums of times
-        idle_s=idle_s,
-        **by_reason,
-        n_kernels=len(of),
-        n_comm=int(communicates.sum()),
-        n_cpu_ops=int((kind == OP).sum()),
-        n_runtime=int((kind == CALL).sum()),
-        streams=len(np.unique(device.stream[of])),
-    )
+    row: dict[str, Any] = {
+        "trace": trace.source, "rank": trace.rank, "world": trace.world, "gpu": trace.device,
+        "step": step.name, "step_cpu_s": step.end_s - step.start_s, "period_s": period_s,
+        "gpu_span_s": last_s - first_s, "gpu_busy_s": busy, "computation_s": computation,
+        "copy_s": copy, "exposed_copy_s": compute - computation, "compute_s": compute,
+        "comm_s": comm, "exposed_comm_s": busy - compute, "waiting_s": waiting_s,
+        "other_step_s": rest_s if rest_s > 1e-9 else 0.0,  # rounding of sums of times
+        "idle_s": idle_s, **by_reason, "n_kernels": len(of), "n_comm": int(communicates.sum()),
+        "n_cpu_ops": int((kind == OP).sum()), "n_runtime": int((kind == CALL).sum()),
+        "streams": len(np.unique(device.stream[of])),
+    }  # fmt: skip
     if not len(device):  # nobody recorded what it did
-        row = StepSummaryRow(**asdict(row) | dict.fromkeys(_DEVICE_TIMES, float("nan")))
+        of_device = (name for name in row if name.endswith("_s") and "cpu" not in name)
+        row |= dict.fromkeys(of_device, float("nan"))
     return row, found
 
 
@@ -216,7 +151,7 @@ def _waits_known(traces: Sequence[RankTrace], at: int, matched: MatchedCollectiv
 
 def _waiting(
     traces: Sequence[RankTrace], steps: Sequence[RecordedStep], matched: MatchedCollectives
-) -> list[LostTime]:
+) -> list[tuple[int, str, str, float, int]]:
     """Exposed waits of each rank for later ones at each collective, while nothing computes."""
     computing = []
     for trace, step in zip(traces, steps, strict=True):
@@ -232,7 +167,7 @@ def _waiting(
             exposed_s = float(end_s - start_s - idle.covered_s(computing[at], start_s, end_s))
             if exposed_s > 0:
                 detail = f"for rank {one.late_rank} at {one}"
-                losses.append(LostTime(int(rank), "waiting", detail, exposed_s, 1))
+                losses.append((int(rank), "waiting", detail, exposed_s, 1))
     return losses
 
 

@@ -1,8 +1,7 @@
 """What a trace shows, its replay and what a change makes of it, as tables for a terminal."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,10 +13,8 @@ from hybridperf.traces.events import COPY, FILL, RankTrace
 from hybridperf.traces.overheads import outermost_op
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.steps import CommonStep
-from hybridperf.traces.summary import LostTime, StepSummaryRow
 from hybridperf.traces.what_if import Change, WhatIf
 
-Item = TypeVar("Item")
 _KERNEL, _COMMUNICATION, _COPY, _HOST = range(4)
 _KINDS = ("computation", "communication", "copies and fills", "host: ops")
 _MOST = 12  # rows of a table
@@ -38,51 +35,33 @@ _STEP = (
 )  # fmt: skip
 
 
-def steps(rows: Sequence[StepSummaryRow]) -> str:
+def steps(rows: pd.DataFrame) -> str:
     """A row per step and rank; the span is busy, other steps and idle."""
-    frame = pd.DataFrame(rows)
-    if frame.empty:
+    if rows.empty:
         return ""
-    frame["idle_share"] = frame["idle_s"] / frame["gpu_span_s"].replace(0.0, math.inf)
-    empty = [
-        name
-        for name in ("exposed_copy_s", "waiting_s", "other_step_s")
-        if not frame[name].fillna(0.0).any()
-    ]
-    return _titled(rows[0].gpu or "unnamed device", frame[[*_STEP]].drop(columns=empty))
+    frame = rows.assign(idle_share=rows["idle_s"] / rows["gpu_span_s"].replace(0.0, math.inf))
+    rare = ("exposed_copy_s", "waiting_s", "other_step_s")
+    empty = [name for name in rare if not frame[name].fillna(0.0).any()]
+    return titled(rows["gpu"].iloc[0] or "unnamed device", frame[[*_STEP]].drop(columns=empty))
 
 
-def idle(rows: Sequence[StepSummaryRow]) -> str:
-    """Why devices were idle, seconds by reason."""
-    reasons = [f"{name}_s" for name in idle_reasons(rows)]
-    frame = pd.DataFrame(rows, columns=["step", "rank", "idle_s", *reasons])
+def idle(rows: pd.DataFrame) -> str:
+    """Why devices were idle, seconds by reason, of those for which some device was."""
+    known = [name for name in REASONS if name != "waiting" and (rows[f"{name}_s"] > 0).any()]
+    frame = rows[["step", "rank", "idle_s", *(f"{name}_s" for name in known)]]
     words = {f"{name}_s": f"{said}_s" for name, said in REASONS.items()}
-    return _titled("why idle", frame.rename(columns=words))
+    return titled("why idle", frame.rename(columns=words))
 
 
-def idle_reasons(rows: Sequence[StepSummaryRow]) -> list[str]:
-    """Reasons for which some device was idle."""
-    idle = [name for name in REASONS if name != "waiting"]
-    return [name for name in idle if any(getattr(row, f"{name}_s") > 0 for row in rows)]
-
-
-def losses(found: Iterable[LostTime], most: int = _MOST, ranks_known: bool = True) -> str:
-    """Where devices did nothing useful, the longest first."""
+def losses(found: pd.DataFrame, ranks_known: bool = True) -> str:
+    """Where devices did nothing useful (`summary.worst`), the longest first."""
     shown = pd.DataFrame([
-        {"why": _why_lost(one), "rank": rank_words(one.rank if ranks_known else None),
+        {"why": f"{REASONS[one.reason]}{' ' if one.reason == 'waiting' else ': '}{one.detail}",
+         "rank": rank_words(one.rank if ranks_known else None),
          "time_s": one.seconds, "times": one.times}
-        for one in list(found)[:most]
+        for one in found.head(_MOST).itertuples()
     ])  # fmt: skip
-    return _titled("most time lost", shown)
-
-
-def _why_lost(loss: LostTime) -> str:
-    return f"{REASONS[loss.reason]}{' ' if loss.reason == 'waiting' else ': '}{loss.detail}"
-
-
-def top(title: str, frame: pd.DataFrame) -> str:
-    """`name, device_s, share, events` of `summary.top_ops` or `top_kernels`."""
-    return _titled(title, frame)
+    return titled("most time lost", shown)
 
 
 def host(found: Host) -> str:
@@ -104,7 +83,7 @@ def host(found: Host) -> str:
                 "overhead": name, "mean_s": spread.mean_s, "standard_deviation_s": spread.std_s,
                 "median_s": spread.median_s, "times": spread.count, "kinds": kinds,
             })  # fmt: skip
-    return _titled("host overheads", pd.DataFrame(rows))
+    return titled("host overheads", pd.DataFrame(rows))
 
 
 def rank_words(rank: int | None) -> str:
@@ -112,7 +91,7 @@ def rank_words(rank: int | None) -> str:
     return "-" if rank is None else str(rank)
 
 
-def _titled(title: str, frame: pd.DataFrame) -> str:
+def titled(title: str, frame: pd.DataFrame) -> str:
     """A table under its title; nothing where it has no rows."""
     return f"\n{title}\n{frame_table(frame)}" if len(frame) else ""
 
@@ -138,7 +117,7 @@ def replayed(results: Sequence[WhatIf], changed: str, measured: Sequence[Replay]
                 cells += [seconds(after_s[at]), f"x{before_s[at] / after_s[at]:.3f}"]
             cells += [seconds(end.step_s[at]) for end in result.ends or ()]
             rows.append([one.steps[at].name, rank_words(trace.rank), *cells])
-    return _titled("replay", pd.DataFrame(rows, columns=headers))
+    return titled("replay", pd.DataFrame(rows, columns=headers))
 
 
 def waits(replay: Replay, of: str = "") -> str:
@@ -149,7 +128,7 @@ def waits(replay: Replay, of: str = "") -> str:
         apart_s = np.round(np.abs(replayed_s - measured_s), 10)  # less than that is rounding
         times = (one.wire_s, measured_s.sum(), replayed_s.sum(), apart_s.max())
         rows.append([one, *times])
-    return _titled(f"waiting at collectives{of}", pd.DataFrame(rows, columns=headers))
+    return titled(f"waiting at collectives{of}", pd.DataFrame(rows, columns=headers))
 
 
 def critical(before: pd.DataFrame, after: pd.DataFrame | None, of: str = "") -> str:
@@ -161,7 +140,7 @@ def critical(before: pd.DataFrame, after: pd.DataFrame | None, of: str = "") -> 
         longer = merged[["seconds", "seconds_after"]].max(axis=1)
         merged = merged.loc[longer.sort_values(ascending=False).index]
     shown = merged.head(_MOST).rename(columns={"share_after": "after_share"}).reset_index()
-    return _titled(f"critical path{of}", shown.rename(columns={"seconds_after": "after_s"}))
+    return titled(f"critical path{of}", shown.rename(columns={"seconds_after": "after_s"}))
 
 
 def savings(frame: pd.DataFrame, of: str = "") -> str:
@@ -171,7 +150,7 @@ def savings(frame: pd.DataFrame, of: str = "") -> str:
     no_help = f"would not help{of}: less than 1 % of the step even at no time"
     by_title = {f"would help{of}": helps, no_help: others}
     shown = ["op", "seconds", "critical_s", "saves_s"]
-    found = (_titled(title, some[shown]) for title, some in by_title.items())
+    found = (titled(title, some[shown]) for title, some in by_title.items())
     return "\n".join(filter(None, found))
 
 
@@ -192,7 +171,7 @@ def unknown(changes: Sequence[Change], total_s: float, of: str = "") -> str:
         }
         for name, busy_s in sorted(found.items(), key=lambda one: -one[1])[:_MOST]
     ]
-    return _titled(f"keep their measured time{of}", pd.DataFrame(rows))
+    return titled(f"keep their measured time{of}", pd.DataFrame(rows))
 
 
 def slices(traces: Sequence[RankTrace], chosen: Sequence[CommonStep], most: int) -> pd.DataFrame:

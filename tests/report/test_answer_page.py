@@ -171,7 +171,7 @@ def of_a_prediction(found) -> dict:
 def of_traces(traces) -> dict:
     chosen = common_steps(traces)
     (found,) = summaries(traces, [step.steps for step in chosen])
-    rows = [dataclasses.asdict(row) for row in found.rows]
+    rows = found.rows
     return {"steps": rows, "timeline": trace_tables.slices(traces, chosen, 1000)}
 
 

@@ -247,7 +247,7 @@ def test_exposed_waiting_has_a_rank_to_blame():
     assert [row.waiting_s for row in said.rows] == pytest.approx(
         [30e-6, 0]
     )  # 100 to 140 was computing, 170 to 200 the wire
-    loss = next(loss for loss in said.losses if loss.reason == "waiting")
+    loss = next(loss for loss in said.losses.itertuples() if loss.reason == "waiting")
     assert (loss.rank, loss.detail) == (0, "for rank 1 at all_reduce #0")
 
 

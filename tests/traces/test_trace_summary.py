@@ -79,13 +79,13 @@ def test_a_device_that_is_faster_than_its_host_waits_for_launches():
         ("call", "launch", 150, 155),
     ]
     said = one_row(host, [("gemm", 7, 20, 50, "launch"), ("add", 7, 160, 170, "launch")])
-    (row,) = said.rows
+    (row,) = said.rows.itertuples()
     assert row.step_cpu_s == pytest.approx(1e-3)
     assert row.gpu_span_s == pytest.approx(150e-6)
     assert row.gpu_busy_s == row.compute_s == pytest.approx(40e-6)
     assert row.idle_s == row.launch_bound_s == pytest.approx(110e-6)
     assert (row.n_kernels, row.n_comm, row.n_cpu_ops, row.n_runtime, row.streams) == (2, 0, 2, 2, 1)
-    (loss,) = said.losses
+    (loss,) = said.losses.itertuples()
     assert (loss.reason, loss.detail, loss.times) == ("launch_bound", "aten::add", 1)
 
 
@@ -93,14 +93,18 @@ def test_a_kernel_called_in_time_waits_for_its_stream():
     # both called before 20; latency of a launch on an idle device is 10: the second could have
     # started at once when the first ended
     host = [STEP, ("op", "aten::mm", 0, 60), ("call", "launch", 10, 12), ("call", "launch", 14, 16)]
-    (row,) = one_row(host, [("gemm", 7, 20, 50, "launch"), ("gemm", 7, 53, 80, "launch")]).rows
+    (row,) = one_row(
+        host, [("gemm", 7, 20, 50, "launch"), ("gemm", 7, 53, 80, "launch")]
+    ).rows.itertuples()
     assert row.dependency_s == row.idle_s == pytest.approx(3e-6)
     assert row.launch_bound_s == 0
 
 
 def test_a_launch_on_its_way_is_the_hosts_delay():
     host = [STEP, ("op", "aten::mm", 0, 60), ("call", "launch", 10, 12), ("call", "launch", 45, 47)]
-    (row,) = one_row(host, [("gemm", 7, 20, 50, "launch"), ("gemm", 7, 58, 80, "launch")]).rows
+    (row,) = one_row(
+        host, [("gemm", 7, 20, 50, "launch"), ("gemm", 7, 58, 80, "launch")]
+    ).rows.itertuples()
     assert row.launch_bound_s == pytest.approx(5e-6)  # called at 45, usual latency 10, dry at 50
     assert row.dependency_s == pytest.approx(3e-6)
 
@@ -112,10 +116,10 @@ def test_a_host_that_waits_for_the_device_is_told_apart_from_a_slow_one():
         ("call", "launch", 90, 95),
     ]  # fmt: skip
     said = one_row(host, [("gemm", 7, 20, 50, "launch"), ("gemm", 7, 100, 120, "launch")])
-    (row,) = said.rows
+    (row,) = said.rows.itertuples()
     assert row.synchronisation_s == pytest.approx(8e-6)  # dry at 50, the host is back at 58
     assert row.launch_bound_s == pytest.approx(42e-6)
-    assert {loss.detail for loss in said.losses} == {"aten::mm after cudaStreamSynchronize"}
+    assert set(said.losses["detail"]) == {"aten::mm after cudaStreamSynchronize"}
 
 
 def test_waiting_on_another_thread_is_not_the_launching_threads():
@@ -124,7 +128,9 @@ def test_waiting_on_another_thread_is_not_the_launching_threads():
         ("call", "cudaDeviceSynchronize", 15, 158, 1), ("op", "aten::add", 100, 180),
         ("call", "launch", 150, 155),
     ]  # fmt: skip
-    (row,) = one_row(host, [("gemm", 7, 20, 50, "launch"), ("add", 7, 160, 170, "launch")]).rows
+    (row,) = one_row(
+        host, [("gemm", 7, 20, 50, "launch"), ("add", 7, 160, 170, "launch")]
+    ).rows.itertuples()
     assert row.synchronisation_s == 0
     assert row.launch_bound_s == pytest.approx(110e-6)
 
@@ -143,7 +149,7 @@ def test_a_copy_that_ends_within_its_call_holds_the_host():
     assert [trace.host_name(at) for at in np.flatnonzero(device_waits(trace))] == [
         "cudaMemcpyAsync"
     ]
-    (row,) = summaries([trace], [steps(trace)])[0].rows
+    (row,) = summaries([trace], [steps(trace)])[0].rows.itertuples()
     assert row.host_copy_s == pytest.approx(10e-6)
     assert row.launch_bound_s == pytest.approx(40e-6)
     assert row.synchronisation_s == 0
@@ -155,7 +161,7 @@ def test_what_the_host_was_busy_with_in_a_long_gap():
         ("op", "aten::to", 810, 900), ("call", "launch", 820, 825),
     ]  # fmt: skip
     said = one_row(host, [("k", 7, 20, 50, "launch"), ("k", 7, 830, 840, "launch")])
-    assert said.losses[0].detail == "aten::to (host in enumerate(DataLoader))"
+    assert said.losses["detail"][0] == "aten::to (host in enumerate(DataLoader))"
 
 
 def test_work_of_another_step_and_lost_calls_have_their_own_columns():
@@ -170,13 +176,13 @@ def test_work_of_another_step_and_lost_calls_have_their_own_columns():
     ]  # fmt: skip
     trace = made_trace(host, device)
     first, second = steps(trace)
-    (row,) = summaries([trace], [[second]])[0].rows
+    (row,) = summaries([trace], [[second]])[0].rows.itertuples()
     assert row.n_kernels == 2  # the lost one is of no step
     assert row.gpu_span_s == pytest.approx(270e-6)
     assert row.period_s == pytest.approx(100e-6)  # the first ends at 300
     assert row.other_step_s == pytest.approx(160e-6)  # 140 to 300
     assert row.idle_s == row.unrecorded_s == 0
-    row = summaries([trace], [[first]])[0].rows[0]
+    row = summaries([trace], [[first]])[0].rows.iloc[0]
     assert row.idle_s == 0
     assert np.isnan(row.period_s)
 
@@ -189,7 +195,7 @@ def test_idle_is_where_a_device_does_nothing():
     ]  # fmt: skip
     device = [("k", 7, 20, 40, "a"), ("k", 8, 40, 60, "b"), ("k", 7, 70, 90, "a")]
     trace = made_trace(host, [*device, ("k", 8, 90, 110, "b")])
-    first, second = (summaries([trace], [[step]])[0].rows[0] for step in steps(trace))
+    first, second = (summaries([trace], [[step]])[0].rows.iloc[0] for step in steps(trace))
     for row, period in ((first, np.nan), (second, 20e-6)):
         times = (row.gpu_span_s, row.gpu_busy_s, row.other_step_s, row.idle_s, row.period_s)
         assert times == pytest.approx((70e-6, 40e-6, 20e-6, 10e-6, period), nan_ok=True)
@@ -198,7 +204,9 @@ def test_idle_is_where_a_device_does_nothing():
 def test_copies_are_no_computation():
     host = [STEP, *[("call", "launch", at, at + 1) for at in (1, 3, 5)]]
     device = [("gemm", 7, 10, 60, "launch"), ("Memcpy HtoD", 8, 40, 100, "launch", COPY)]
-    (row,) = one_row(host, [*device, ("ncclKernel_AllReduce", 20, 90, 130, "launch")]).rows
+    (row,) = one_row(
+        host, [*device, ("ncclKernel_AllReduce", 20, 90, 130, "launch")]
+    ).rows.itertuples()
     found = (row.computation_s, row.copy_s, row.exposed_copy_s, row.compute_s, row.exposed_comm_s)
     assert found == pytest.approx((50e-6, 60e-6, 40e-6, 90e-6, 30e-6))
 
@@ -210,7 +218,7 @@ def test_overlapped_communication_is_not_exposed():
         ("ncclKernel_AllReduce", 20, 40, 100, "launch"),
         ("gemm", 7, 90, 120, "launch"),
     ]
-    (row,) = one_row(host, device).rows
+    (row,) = one_row(host, device).rows.itertuples()
     assert row.comm_s == pytest.approx(60e-6)
     assert row.compute_s == pytest.approx(80e-6)
     assert row.exposed_comm_s == pytest.approx(30e-6)
@@ -221,13 +229,13 @@ def test_overlapped_communication_is_not_exposed():
 def test_a_step_without_device_events_is_a_row_of_zeros():
     host = [STEP, ("op", "aten::mm", 0, 60), ("mark", "ProfilerStep#2", 1000, 2000)]
     trace = made_trace([*host, ("call", "k", 1100, 1101)], [("gemm", 7, 1200, 1300, "k")])
-    (row,) = summaries([trace], [[steps(trace)[0]]])[0].rows
+    (row,) = summaries([trace], [[steps(trace)[0]]])[0].rows.itertuples()
     assert (row.gpu_span_s, row.gpu_busy_s, row.idle_s, row.n_kernels) == (0, 0, 0, 0)
     assert row.n_cpu_ops == 1
 
 
 def test_a_device_that_nobody_recorded_has_no_times():
-    (row,) = one_row([STEP, ("op", "aten::mm", 0, 60)], []).rows
+    (row,) = one_row([STEP, ("op", "aten::mm", 0, 60)], []).rows.itertuples()
     assert row.step_cpu_s == pytest.approx(1e-3)
     assert np.isnan([row.gpu_span_s, row.gpu_busy_s, row.idle_s, row.launch_bound_s]).all()
     assert (row.n_cpu_ops, row.n_kernels) == (1, 0)
@@ -235,7 +243,7 @@ def test_a_device_that_nobody_recorded_has_no_times():
 
 def test_a_trace_of_a_device_alone_has_no_reasons():
     trace = made_trace([], [("k", 7, 0, 10, None), ("k", 7, 30, 40, None)])
-    (row,) = summaries([trace], [steps(trace)])[0].rows
+    (row,) = summaries([trace], [steps(trace)])[0].rows.itertuples()
     assert row.unrecorded_s == row.idle_s == pytest.approx(20e-6)
 
 
@@ -366,7 +374,7 @@ def test_why_real_devices_stood_idle(real):
         one_gpu["idle_s"][1:] < 0.02 * one_gpu["gpu_span_s"][1:]
     ).all()  # a convolution network keeps its GPU busy
     lost = worst(summaries_of(next(found[file] for file in found if "dlrm" in file)))
-    assert (lost[0].reason, lost[0].detail) == ("waiting", "for rank 7 at all_to_all #0")
+    assert (lost["reason"][0], lost["detail"][0]) == ("waiting", "for rank 7 at all_to_all #0")
 
 
 def test_steps_that_overlap_on_the_device(data_dir):
