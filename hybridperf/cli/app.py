@@ -49,28 +49,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-add_commands(app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps)
 add_commands(
-    app,
-    serve,
-    plan,
-    run,
-    rl,
-    pool,
-    place,
-    workers,
-    jobs,
-    shard,
-    sweep,
-    search,
-    devices,
-    systems,
-    models,
-    show,
-    validate,
-    calibrations,
-    page,
-)
+    app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps, serve, plan,
+    run, rl, pool, place, workers, jobs, shard, sweep, search, devices, systems, models, show,
+    validate, calibrations, page,
+)  # fmt: skip
 app.add_typer(trace, name="trace")
 
 

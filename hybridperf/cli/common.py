@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import importlib.metadata
+import inspect
 import math
 import os
 import re
@@ -38,7 +39,7 @@ def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:
     """Give an app its commands, with what `options.toml` says of their arguments and options.
 
     A flag has no opposite: `--quick` and no `--no-quick`. A line `COLUMNS jobs` of a command's text
-    becomes the fields of such a table, whose schema `--schema` prints.
+    becomes the fields of such a table, whose schema `--schema` prints, WRITTEN what it adds.
     """
     for command in commands:
         words = WORDS["all"] | WORDS.get(command.__name__, {})
@@ -52,7 +53,7 @@ def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:
         asked = _COLUMNS.findall(command.__doc__ or "")
         command.__doc__ = _COLUMNS.sub(
             lambda found: textwrap.indent(columns_help(found[1]), "    "), command.__doc__ or ""
-        )
+        ).replace("    WRITTEN\n", textwrap.indent(words.get("written", ""), "    "))
         own_progress = command.__name__ in WORDS["own_progress"]
         run = with_manner(command, own_progress=own_progress, tables=asked)
         name = command.__name__.replace("_", "-")
@@ -217,6 +218,13 @@ def say_predicted(predicted: "pd.DataFrame", out: Path | None, column: str = "pr
     rows = "1 row" if len(without) == 1 else f"{len(without)} rows"
     warn(f"{rows} not predicted, the note says why; the first: {without.iloc[0]}")
     return SOME_ROWS_UNPREDICTED
+
+
+def first_given(command: Callable[..., Any], given: Mapping[str, Any], *but: str) -> str:
+    """The first option of a command that is not at its default, without those in `but`, or ""."""
+    usual = inspect.signature(command).parameters
+    said = (one for one in usual if one not in but and given[one] != usual[one].default)
+    return next((f"--{one.rstrip('_').replace('_', '-')}" for one in said), "")
 
 
 def names_in(text: str) -> list[str]:

@@ -2,7 +2,6 @@
 model should be trained by it on some GPUs.
 """
 
-import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,23 +46,14 @@ def rl(
     COLUMNS rl
 
     \b
-    Columns that are written (seconds):
-      predicted_s, low_s, high_s    of a step; a 90 % interval
-      generate_s, logprob_s, train_s, refit_s    of its parts; side by side where rollouts may be
-                                    older than the policy
-      idle_s                        that a GPU waits for the other side, in the mean
-      tokens_per_s_gpu              prompts and answers
-      note                          why a row is not predicted, what was assumed
+    WRITTEN
     """
-    given, usual = locals(), inspect.signature(rl).parameters
-    of_shape = [name for name in usual if name not in ("rows", "out")]
-    said = [name for name in of_shape if given[name] != usual[name].default]
+    given = locals()
     if rows is not None:
         from hybridperf.io import read_table
         from hybridperf.runs.rl.frames import predict_rl
 
-        if said:
-            option = f"--{said[0].replace('_', '-')}"
+        if option := common.first_given(rl, given, "rows", "out"):
             raise common.wrong(f"expected {option} without a table, got it with one; leave it out")
         common.table_ready(out, [rows])
         common.compilation_cache()

@@ -1,6 +1,5 @@
 """`hybridperf run`: what a whole training run takes."""
 
-import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,13 +51,7 @@ def run(
     COLUMNS runs
 
     \b
-    Columns that are written:
-      predicted_days, days_low, days_high     of the run; a 90 % interval
-      goodput, uptime, failures, gpu_hours,   each also as NAME_low and NAME_high; shares of the
-      usd, energy_j                           time from 0 to 1
-      predicted_step_s                        seconds of a step
-      spare_nodes, checkpoint_every_s         that wait; seconds between checkpoints
-      layout, note                            what runs; why a row is not predicted
+    WRITTEN
     """
     from hybridperf.runs.report import run_report
     from hybridperf.runs.run_function import run_elasticities
@@ -66,15 +59,11 @@ def run(
     from hybridperf.runs.training_run import BELIEFS, RunSettings, training_run
 
     if rows is not None:
-        given_with, usual = locals(), inspect.signature(run).parameters
-        others = (name for name in usual if name not in ("rows", "out"))
-        for name in others:
-            if given_with[name] != usual[name].default:
-                option = f"--{name.rstrip('_').replace('_', '-')}"
-                raise common.wrong(
-                    f"expected {option} without a table, got it with one, whose columns say how"
-                    " runs are; leave it out"
-                )
+        if option := common.first_given(run, locals(), "rows", "out"):
+            raise common.wrong(
+                f"expected {option} without a table, got it with one, whose columns say how runs"
+                " are; leave it out"
+            )
         return _rows(rows, out)
     common.table_ready(out, [prices])
     if not 1 <= gpus <= _MOST_GPUS:

@@ -2,7 +2,6 @@
 deployment of a model on some GPUs.
 """
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,10 +12,7 @@ from hybridperf.cli import common
 from hybridperf.cli.common import named_in, names_in, seconds_in, wrong
 from hybridperf.cli.manner import printed
 
-_OF_SHAPE = (
-    "system", "device", "gpus", "isl", "osl", "sla", "framework", "precision", "drafted",
-    "acceptance", "cached_share", "prices", "requests", "trace", "top", "html", "why",
-)  # fmt: skip
+_OF_ROWS = ("rows", "out", "fit_on", "model", "save", "shape", "explain")
 _DRAWN = 2000  # deployments on a page
 
 
@@ -58,15 +54,7 @@ def serve(
     COLUMNS serve
 
     \b
-    Columns that are written (seconds, bytes):
-      predicted_ttft_s, ttft_low_s, ttft_high_s    mean time to first token of a closed loop of
-                                    clients; low to high is a 90 % interval
-      predicted_tpot_s, tpot_low_s, tpot_high_s    per output token of a request
-      predicted_tokens_per_s_gpu    output tokens of all requests, per GPU
-      memory_bytes, fits            of a GPU that decodes; whether weights and a request fit
-      note                          why a row is not predicted, what was assumed
-      assumed                       with --explain: every column that is read and left empty, with
-                                    the value that was assumed; in the table, it changes nothing
+    WRITTEN
 
     Columns of --requests:
 
@@ -78,14 +66,11 @@ def serve(
             raise common.wrong(
                 "expected a table of rows, or --shape and --system, got none of them"
             )
-        given, usual = locals(), inspect.signature(serve).parameters
-        for name in _OF_SHAPE:
-            if given[name] != usual[name].default:
-                option = f"--{name.replace('_', '-')}"
-                raise common.wrong(
-                    f"expected {option} with --shape, got it with a table of rows, whose columns"
-                    " say how they are served; leave it out"
-                )
+        if option := common.first_given(serve, locals(), *_OF_ROWS):
+            raise common.wrong(
+                f"expected {option} with --shape, got it with a table of rows, whose columns say"
+                " how they are served; leave it out"
+            )
         return of_rows(rows, out, fit_on or [], model, save, explain)
     if rows is not None or save or explain:
         raise common.wrong(

@@ -30,17 +30,7 @@ def steps(
     COLUMNS steps
 
     \b
-    Columns that are written (seconds, bytes):
-      predicted_s, low_s, high_s    of a step; a 90 % interval
-      tokens_per_s, mfu             of all GPUs; MFU from 0 to 1: model FLOPs over time, GPUs and
-                                    peak. Model FLOPs are 6 for each weight of a matrix and token,
-                                    and those of attention's whole square, not its causal half;
-                                    recomputation is none
-      memory_bytes, fits            of the fullest GPU; whether it runs (empty: not sure)
-      compute_s, exposed_comm_s, bubble_s, host_s    these add up to predicted_s
-      note                          why a row is not predicted, what was assumed
-      assumed                       with --explain: every column that is read and left empty, with
-                                    the value that was assumed; in the table, it changes nothing
+    WRITTEN
     """
     import pandas as pd
 
