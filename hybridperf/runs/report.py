@@ -7,14 +7,11 @@ from hybridperf.report import text
 from hybridperf.runs.elastic import MOST_WORKERS, Elastic
 from hybridperf.runs.training_run import TrainingRun
 
-_WRITTEN = {
-    "days": lambda value: f"{value:,.3g} days", "goodput": text.percent, "uptime": text.percent,
-    "failures": lambda value: f"{value:,.0f}", "gpu_hours": lambda value: f"{value:,.0f}",
-    "usd": lambda value: f"{value:,.0f} USD", "energy_j": text.energy,
-}  # fmt: skip
-_NAMES = {
-    "days": "time", "goodput": "goodput", "uptime": "uptime", "failures": "failures",
-    "gpu_hours": "GPU hours", "usd": "money", "energy_j": "energy",
+_LINES = {  # what each line of a run's table is called, and how it is written
+    "days": ("time", lambda value: f"{value:,.3g} days"), "goodput": ("goodput", text.percent),
+    "uptime": ("uptime", text.percent), "failures": ("failures", lambda value: f"{value:,.0f}"),
+    "gpu_hours": ("GPU hours", lambda value: f"{value:,.0f}"),
+    "usd": ("money", lambda value: f"{value:,.0f} USD"), "energy_j": ("energy", text.energy),
 }  # fmt: skip
 _LOST = {
     "checkpoints": "checkpoints", "redone": "work done again", "detection": "finding out, waiting",
@@ -28,7 +25,7 @@ _WAITS = 0.02  # share of the time from which on waiting for a node is said
 def run_report(run: TrainingRun) -> str:
     """What it takes, where its time goes, how it is kept alive, what was believed."""
     rows = [
-        [_NAMES[what], *(_WRITTEN[what](value) for value in three)]
+        [_LINES[what][0], *map(_LINES[what][1], three)]
         for what, *three in run.table.itertuples(index=False)
     ]
     lost = [[_LOST[name], text.percent(share)] for name, share in run.lost.items()

@@ -29,15 +29,8 @@ from hybridperf.engine.repeated_step import Step
 from hybridperf.engine.step_features import StepParts
 from hybridperf.io import InputError, unknown
 from hybridperf.io.numbers import NINE_OF_TEN
+from hybridperf.runs import goodput
 from hybridperf.runs.failures import JOB, Component, JobRate, components, facts, job_rate
-from hybridperf.runs.goodput import (
-    FailureCycle,
-    Goodput,
-    Spares,
-    best_interval,
-    best_spares,
-    with_spares,
-)
 
 CHECKPOINTS = ("sync", "async", "memory")
 _DRAWS = 2000
@@ -99,7 +92,7 @@ class TrainingRun:
 
     table: pd.DataFrame
     lost: dict[str, float]
-    cycle: FailureCycle
+    cycle: goodput.FailureCycle
     spares: int
     words: str
     notes: tuple[str, ...]
@@ -168,8 +161,8 @@ class Known(NamedTuple):
 
     middle: Mapping[str, Any]  # beliefs' medians
     parts: Mapping[str, Component]  # by which it fails
-    cycle: FailureCycle
-    spares: Spares
+    cycle: goodput.FailureCycle
+    spares: goodput.Spares
 
 
 def _told(settings: RunSettings) -> dict[str, Any]:
@@ -189,36 +182,36 @@ def known_of(step: Step, steps: float, settings: RunSettings) -> Known:
     if settings.interval_s is None:
         free = ("checkpoints_per_write",) if settings.checkpoint == "memory" else ()
         bounds = {"checkpoints_per_write": (1.0, _MOST_PER_WRITE)} if free else {}
-        cycle = best_interval(cycle, free, bounds, step.step_s * middle["step_longer"])
+        cycle = goodput.best_interval(cycle, free, bounds, step.step_s * middle["step_longer"])
     elif settings.interval_s < cycle.lag_s:
         raise InputError(
             f"expected an interval of at least the {cycle.lag_s:.3g} s that writing a checkpoint"
             f" takes, got {settings.interval_s:g} s; give a longer one or faster storage"
         )
-    waiting = Spares(0.0, middle["repair_s"], rate.broken)
+    waiting = goodput.Spares(0.0, middle["repair_s"], rate.broken)
     count = settings.spares
-    count = best_spares(cycle, waiting, step.nodes) if count is None else count
+    count = goodput.best_spares(cycle, waiting, step.nodes) if count is None else count
     return Known(middle, parts, cycle, dataclasses.replace(waiting, count=float(count)))
 
 
 def expected_of(
     step: Step, steps: Any, settings: RunSettings, known: Known
-) -> tuple[Goodput, dict[str, Any]]:
+) -> tuple[goodput.Goodput, dict[str, Any]]:
     """Where the time of a run goes, and what it takes in the mean; numbers may be traced."""
-    found, _ = with_spares(known.cycle, known.spares)
+    found, _ = goodput.with_spares(known.cycle, known.spares)
     useful_s = steps * step.step_s * known.middle["step_longer"] + settings.warmup_s
     return found, _totals(step, useful_s, found, known.spares.count)
 
 
 def cycle_of(
     step: Step, settings: RunSettings, known: Mapping[str, Any], rate: JobRate
-) -> FailureCycle:  # fmt: skip
+) -> goodput.FailureCycle:  # fmt: skip
     """What bytes and bandwidths make of checkpoints and restarts."""
     write_s = step.state_bytes / (step.nodes * known["storage_bytes_per_s_per_node"])
     copy_s = step.state_bytes / (step.gpus * known["memory_bytes_per_s_per_gpu"])
     memory = settings.checkpoint == "memory"
     behind = settings.checkpoint != "sync"
-    return FailureCycle(
+    return goodput.FailureCycle(
         failures_per_s=rate.per_s,
         interval_s=1.0 if settings.interval_s is None else settings.interval_s,
         checkpoint_s=copy_s if behind else write_s,
@@ -237,7 +230,7 @@ def cycle_of(
 
 
 def _draws(
-    step: Step, steps: float, settings: RunSettings, at: Known, found: Goodput
+    step: Step, steps: float, settings: RunSettings, at: Known, found: goodput.Goodput
 ) -> dict[str, Any]:
     """What the run takes in draws of all that is not known [D]; fixed seed."""
     believed = {name: (one["value"], one["width"]) for name, one in _told(settings).items()}
@@ -258,12 +251,12 @@ def _draws(
         cycle_of(step, settings, known, rate_met),
         interval_s=chosen.interval_s, checkpoints_per_write=chosen.checkpoints_per_write,
     )  # fmt: skip
-    waiting = Spares(spares.count, known["repair_s"], rate.broken)
+    waiting = goodput.Spares(spares.count, known["repair_s"], rate.broken)
     if settings.spares is None:  # as many for each failure under repair as was chosen
         load = rate.per_s * rate.broken * known["repair_s"]
         usual = chosen.failures_per_s * spares.broken * spares.repair_s
         waiting = dataclasses.replace(waiting, count=spares.count * np.maximum(load / usual, 1e-3))
-    share, _ = with_spares(cycle, waiting)
+    share, _ = goodput.with_spares(cycle, waiting)
     normal = rng.standard_normal(_DRAWS)
     far = np.where(normal < 0, math.log(step.step_s / step.low_s),
                    math.log(step.high_s / step.step_s))  # fmt: skip
@@ -275,7 +268,7 @@ def _draws(
     return _totals(step, total_s, share, waiting.count)
 
 
-def _totals(step: Step, useful_s: Any, found: Goodput, spares: Any) -> dict[str, Any]:
+def _totals(step: Step, useful_s: Any, found: goodput.Goodput, spares: Any) -> dict[str, Any]:
     """What a run of so many useful seconds takes."""
     wall_s = useful_s / found.useful
     out = {

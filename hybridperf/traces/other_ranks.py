@@ -47,17 +47,11 @@ from hybridperf.model import PerfModel
 from hybridperf.model.price import price
 from hybridperf.model.step_effects import slowest_of
 from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
+from hybridperf.traces import row_ops
 from hybridperf.traces.other_device import KERNEL_S, recorded_on
 from hybridperf.traces.readers.kineto import read_traces
 from hybridperf.traces.replay import Replay, has_backlog, in_a_row, replay
 from hybridperf.traces.replay_graph import DEVICE
-from hybridperf.traces.row_ops import (
-    RecordedCall,
-    dims_of,
-    our_ops,
-    recorded_calls,
-    rows_by_call,
-)
 from hybridperf.traces.what_if import (
     Change,
     OnWire,
@@ -227,16 +221,16 @@ def _computation(
     replay: Replay, share: Fraction, model: PerfModel, found: Sequence[np.ndarray]
 ) -> str:
     """Sets the factors of ops whose batch is shared among more ranks, or fewer; returns a note."""
-    rows, calls = replay.rows, recorded_calls(replay)
+    rows, calls = replay.rows, row_ops.recorded_calls(replay)
     batch = _Batch.of(replay, calls, share)
-    sizes: dict[RecordedCall, tuple[tuple[OpCall, ...], tuple[OpCall, ...]]] = {}
+    sizes: dict[row_ops.RecordedCall, tuple[tuple[OpCall, ...], tuple[OpCall, ...]]] = {}
     for call in dict.fromkeys(calls.values()):
-        before, after = our_ops(call), batch.rescaled(call)
+        before, after = row_ops.our_ops(call), batch.rescaled(call)
         if before and after and len(before) == len(after):
             sizes[call] = before, after
     device_rows = np.flatnonzero(rows.kind == DEVICE)
     total_s = float(rows.busy_s[device_rows].sum())
-    of_call = rows_by_call(calls)
+    of_call = row_ops.rows_by_call(calls)
     known_rows = np.array([row for call in sizes for row in of_call[call]], int)
     known_s = float(rows.busy_s[known_rows].sum())
     if known_s < KNOWN * total_s:
@@ -286,12 +280,14 @@ class _Batch:
     leading: frozenset[int]  # first dimensions of tensors with the batch
 
     @classmethod
-    def of(cls, replay: Replay, calls: Mapping[int, RecordedCall], share: Fraction) -> _Batch:
+    def of(
+        cls, replay: Replay, calls: Mapping[int, row_ops.RecordedCall], share: Fraction
+    ) -> _Batch:
         found = set()
         for trace in replay.traces:
             named = trace.host_named(lambda name: name == _ACCUMULATED) & (trace.host.shapes >= 0)
             for shape in np.unique(trace.host.shapes[named]).tolist():
-                found |= {tuple(one) for one in dims_of(trace.shapes[shape])[:1] if one}
+                found |= {tuple(one) for one in row_ops.dims_of(trace.shapes[shape])[:1] if one}
         weights = frozenset(found)
         if not weights:
             none = "no gradient is accumulated with its shape"
@@ -303,7 +299,7 @@ class _Batch:
         # seconds by first dimension
         products, others = defaultdict[int, float](float), defaultdict[int, float](float)
         for row, call in calls.items():
-            busy_s, dims = float(replay.rows.busy_s[row]), dims_of(call.shapes)
+            busy_s, dims = float(replay.rows.busy_s[row]), row_ops.dims_of(call.shapes)
             if samples := bare._samples(call):
                 products[samples] += busy_s
             elif dims and len(dims[0]) > 2 and not bare._is_weight(dims[0]) and dims[0][0]:
@@ -322,18 +318,18 @@ class _Batch:
         leading = {one for one in (*products, *others) if one % unit == 0}
         return cls(share, unit, weights, frozenset(leading))
 
-    def rescaled(self, call: RecordedCall) -> tuple[OpCall, ...] | None:
+    def rescaled(self, call: row_ops.RecordedCall) -> tuple[OpCall, ...] | None:
         """The ops of a call at the new batch; None where nobody knows them."""
         if call.lookup or "codegen_lookup" in call.name:
-            return tuple(self._shared(one) for one in our_ops(call) or ()) or None
-        dims, kind = dims_of(call.shapes), call.name.split("::")[-1]
+            return tuple(self._shared(one) for one in row_ops.our_ops(call) or ()) or None
+        dims, kind = row_ops.dims_of(call.shapes), call.name.split("::")[-1]
         if kind in ("mm", "addmm"):
             self._product(dims[kind == "addmm" :])
         else:
             for one in dims:
                 if self._begins_with_batch(one) or call.name.startswith(("fbgemm::", "fb::")):
                     self._less(one, 0)
-        return our_ops(call._replace(shapes=json.dumps(dims)))
+        return row_ops.our_ops(call._replace(shapes=json.dumps(dims)))
 
     def _product(self, dims: Dims) -> None:
         """Of a product: rows of the result, or what a weight's gradient is summed over."""
@@ -346,9 +342,9 @@ class _Batch:
         elif first[0] % self.unit == 0:
             self._less(first, 0)
 
-    def _samples(self, call: RecordedCall) -> int:
+    def _samples(self, call: row_ops.RecordedCall) -> int:
         """Rows of the batch in a product with a weight, 0 in others."""
-        dims, kind = dims_of(call.shapes), call.name.split("::")[-1]
+        dims, kind = row_ops.dims_of(call.shapes), call.name.split("::")[-1]
         at = {"mm": 0, "addmm": 1, "linear": 0, "cudnn_convolution": 0, "convolution": 0}.get(kind)
         if at is None or len(dims) < at + 2 or len(dims[at]) < 2:
             return 0

@@ -19,12 +19,7 @@ import numpy as np
 from hybridperf.io import InputError
 from hybridperf.ops import OpCall
 from hybridperf.traces.events import NONE, RankTrace
-from hybridperf.traces.recorded.graph import (
-    RecordedArguments,
-    arguments,
-    lookup_update,
-    recorded_op,
-)
+from hybridperf.traces.recorded import graph
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE
 from hybridperf.workloads.programs.torch.calls import flat
@@ -73,13 +68,13 @@ def recorded_calls(replay: Replay) -> dict[int, RecordedCall]:
 def our_ops(call: RecordedCall) -> tuple[OpCall, ...] | None:
     """What a recorded op is to us; None where nobody knows it, or its shapes say too little."""
     try:
-        given = RecordedArguments(
+        given = graph.RecordedArguments(
             json.loads(call.shapes), json.loads(call.types) if call.types else ()
         )
         if not call.lookup:
-            return recorded_op(call.name, given)
-        result = RecordedArguments((json.loads(call.gradient)[0],), ("float",))
-        return lookup_update(recorded_op(call.lookup, given, result))
+            return graph.recorded_op(call.name, given)
+        result = graph.RecordedArguments((json.loads(call.gradient)[0],), ("float",))
+        return graph.lookup_update(graph.recorded_op(call.lookup, given, result))
     except (ValueError, TypeError, KeyError, IndexError, InputError):
         pass  # shapes that do not fit the op
     return None
@@ -132,7 +127,7 @@ def input_bytes(trace: RankTrace, call: int) -> float:
         if shape != NONE and shape < len(trace.types):
             dims, types = trace.shapes[shape], trace.types[shape] or "[]"
             try:
-                tensors = flat(arguments(json.loads(dims), json.loads(types)))
+                tensors = flat(graph.arguments(json.loads(dims), json.loads(types)))
             except (ValueError, TypeError):
                 tensors = []
             if tensors:

@@ -36,25 +36,15 @@ from hybridperf.fields import fields_of
 from hybridperf.fields.columns import read_whole
 from hybridperf.io import InputError, read_table, require_columns, unknown
 from hybridperf.io.tables import with_own_text
-from hybridperf.ops.embedding import (
-    Access,
-    Histogram,
-    Table,
-    Uniform,
-    Zipf,
-    bin_names,
-    check_names,
-    row_pieces,
-    table_bytes,
-)
+from hybridperf.ops import embedding
 
 KINDS = ("row", "column")  # of splits
 _MOST_PIECES = 4096  # each is priced and placed; more than any rank holds
 _SIZES = ("rows", "dim", "pooling")
-_BINS = tuple(bin_names())
+_BINS = tuple(embedding.bin_names())
 
 
-def read_embedding_tables(path: str | Path) -> tuple[list[Table], list[str]]:
+def read_embedding_tables(path: str | Path) -> tuple[list[embedding.Table], list[str]]:
     """(tables, columns not read) of a file, see module docstring; `InputError` names the table."""
     frame = read_table(path)
     # a table may be called NA
@@ -74,20 +64,20 @@ def read_embedding_tables(path: str | Path) -> tuple[list[Table], list[str]]:
             raise InputError(f"{expected}, got a blank in row {at + 1}; fill it in")
     rows = (row for _, row in frame.iterrows())
     tables = [_table(name, row) for name, row in zip(names, rows, strict=True)]
-    check_names(tables)
+    embedding.check_names(tables)
     return tables, others
 
 
-def _table(name: str, row: pd.Series) -> Table:
+def _table(name: str, row: pd.Series) -> embedding.Table:
     sizes = {size: _number(name, row, size) for size in _SIZES}
     for size, value in sizes.items():
         if math.isnan(value):
             raise InputError(f"table {name}: expected a number as {size}, got nothing; fill it in")
     dtype = str(row["dtype"]) if _given(row, "dtype") else "fp32"
-    return Table(name, **sizes, dtype=dtype, access=_access(name, row))
+    return embedding.Table(name, **sizes, dtype=dtype, access=_access(name, row))
 
 
-def _access(name: str, row: pd.Series) -> Access:
+def _access(name: str, row: pd.Series) -> embedding.Access:
     bins = [column for column in _BINS if _given(row, column)]
     exponent, shift = _given(row, "exponent"), _given(row, "shift")
     what = f"table {name}: expected"
@@ -108,10 +98,12 @@ def _access(name: str, row: pd.Series) -> Access:
     if bins:
         shares = [_number(name, row, column) for column in _BINS]
         of = {column: _number(name, row, column) for column in extra}
-        return Histogram(shares, of.get("mean_reuse"), of.get("counted"))
+        return embedding.Histogram(shares, of.get("mean_reuse"), of.get("counted"))
     if exponent:
-        return Zipf(_number(name, row, "exponent"), _number(name, row, "shift") if shift else 0.0)
-    return Uniform()
+        return embedding.Zipf(
+            _number(name, row, "exponent"), _number(name, row, "shift") if shift else 0.0
+        )
+    return embedding.Uniform()
 
 
 def _given(row: pd.Series, column: str) -> bool:
@@ -126,7 +118,7 @@ def _number(name: str, row: pd.Series, column: str) -> float:
         raise InputError(f"table {name}: expected a number as {column}, {got}") from None
 
 
-def pieces(table: Table, kind: str, count: int) -> list[Table]:
+def pieces(table: embedding.Table, kind: str, count: int) -> list[embedding.Table]:
     """`count` pieces of a table by one of `KINDS`; columns are dealt out as evenly as possible."""
     if kind not in KINDS:
         raise unknown(f"split of table {table.name}", kind, KINDS, f"known are {', '.join(KINDS)}")
@@ -137,21 +129,21 @@ def pieces(table: Table, kind: str, count: int) -> list[Table]:
         raise InputError(f"table {table.name} has {have} {kind}s, {expected}")
     names = [f"{table.name}/{kind}{at + 1}of{count}" for at in range(count)]
     if kind == "row":
-        parts = zip(names, row_pieces(table, count), strict=True)
+        parts = zip(names, embedding.row_pieces(table, count), strict=True)
         return [dataclasses.replace(piece, name=name) for name, piece in parts]
     widths = [float(most // count + (at < most % count)) for at in range(count)]
     columns = zip(names, widths, strict=True)
     return [dataclasses.replace(table, name=name, dim=width) for name, width in columns]
 
 
-def least_pieces(table: Table, limit_bytes: float, optimizer: str) -> int:
+def least_pieces(table: embedding.Table, limit_bytes: float, optimizer: str) -> int:
     """Into how many a table must be split for one to fill at most half of a rank."""
-    return max(2, math.ceil(table_bytes(table, optimizer) / (limit_bytes / 2)))
+    return max(2, math.ceil(embedding.table_bytes(table, optimizer) / (limit_bytes / 2)))
 
 
 def split(
-    tables: Sequence[Table], splits: Mapping[str, str], limit_bytes: float, optimizer: str
-) -> tuple[list[Table], list[str]]:
+    tables: Sequence[embedding.Table], splits: Mapping[str, str], limit_bytes: float, optimizer: str
+) -> tuple[list[embedding.Table], list[str]]:
     """(pieces and whole tables, the table each is of); `splits` by table: `row` or `row:4`."""
     names = [table.name for table in tables]
     for name in splits:

@@ -16,10 +16,9 @@ from hybridperf.io import InputError, read_table
 from hybridperf.io.tables import FORMATS
 from hybridperf.traces.collective_logs import (
     flight_recorder,
+    link_tools,
     nccl_tests,
-    nvbandwidth,
     param_comms,
-    perftest,
     rccl_reports,
 )
 from hybridperf.traces.collective_logs.job_logs import (
@@ -32,7 +31,7 @@ from hybridperf.traces.collective_logs.job_logs import (
 
 _READERS = (
     flight_recorder.READER, rccl_reports.READER, nccl_tests.READER, param_comms.READER,
-    perftest.READER, nvbandwidth.READER,
+    link_tools.PERFTEST, link_tools.NVBANDWIDTH,
 )  # fmt: skip
 _COLUMNS = (
     "collective", "bytes", "n_gpus", "n_nodes", "gpus_per_node", "time_s", "dtype", "in_place",

@@ -28,14 +28,7 @@ from typing import Any, NamedTuple
 from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.traffic import bus_factor
 from hybridperf.io import InputError
-from hybridperf.traces.collective_logs.job_logs import (
-    ALONE,
-    DAMAGED,
-    CallerHints,
-    Machines,
-    measurement,
-    places,
-)
+from hybridperf.traces.collective_logs import job_logs
 
 ELEMENT_BYTES = {
     "char": 1, "int8": 1, "uint8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "f8e4m3": 1, "f8e5m2": 1,
@@ -147,7 +140,7 @@ class Run:
     test: str | None = None  # as its header names it
     # tests that the log names before its table
     mentioned: set[str] = dataclasses.field(default_factory=set)
-    machines: Machines | None = None  # None: as its ranks say
+    machines: job_logs.Machines | None = None  # None: as its ranks say
     ranks: dict[int, Rank] = dataclasses.field(default_factory=dict)
     ranks_unclear: str = ""
     columns: list[str] | None = None
@@ -161,10 +154,12 @@ class Run:
     closed: bool = False
 
     def at(self, lines: list[int]) -> str:
-        return places(lines, self.what)
+        return job_logs.places(lines, self.what)
 
 
-def usable(runs: Iterable[Run], hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]]:
+def usable(
+    runs: Iterable[Run], hints: job_logs.CallerHints
+) -> tuple[list[dict[str, Any]], list[str]]:
     """(rows of the schema, remarks) of runs; `InputError` for an unknown test or machines."""
     rows: list[dict[str, Any]] = []
     remarks: list[str] = []
@@ -172,7 +167,7 @@ def usable(runs: Iterable[Run], hints: CallerHints) -> tuple[list[dict[str, Any]
         start = run.at([run.line])
         if not run.rows and not run.damaged:
             remarks.append(f"{start}: a run without measurements")
-        damaged = [f"{run.at(run.damaged)}: {DAMAGED}, skipped"] if run.damaged else []
+        damaged = [f"{run.at(run.damaged)}: {job_logs.DAMAGED}, skipped"] if run.damaged else []
         found = _rows(run, hints) if run.rows else ([], [])
         if isinstance(found, str):
             remarks += [f"{start}: run {found}", *damaged]
@@ -182,7 +177,7 @@ def usable(runs: Iterable[Run], hints: CallerHints) -> tuple[list[dict[str, Any]
     return rows, remarks
 
 
-def _rows(run: Run, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]] | str:
+def _rows(run: Run, hints: job_logs.CallerHints) -> tuple[list[dict[str, Any]], list[str]] | str:
     """As `usable`, of a run with rows; a string tells why it is skipped."""
     if run.skip:
         return f"skipped: {run.skip}"
@@ -193,14 +188,14 @@ def _rows(run: Run, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]
     if isinstance(machines, str):
         return f"skipped: {machines}"
     if machines.n_gpus == 1:
-        return f"skipped: {ALONE}"
+        return f"skipped: {job_logs.ALONE}"
     test = run.test or _test(run, machines, hints)
     if test not in COLLECTIVES:
         return unknown.format(test)
     return _trusted(run, test, machines)
 
 
-def _machines(run: Run, hints: CallerHints) -> Machines | str:
+def _machines(run: Run, hints: job_logs.CallerHints) -> job_logs.Machines | str:
     """Ranks and hosts by the log, else by the caller; a string tells why the run is unusable."""
     unclear = run.ranks_unclear
     if run.ranks and not unclear and set(run.ranks) != set(range(len(run.ranks))):
@@ -227,10 +222,10 @@ def _machines(run: Run, hints: CallerHints) -> Machines | str:
     per_host = [hosts.count(host) for host in dict.fromkeys(hosts)]
     if len(set(per_host)) > 1:
         return f"ranks are spread unevenly over hosts ({', '.join(map(str, per_host))})"
-    return Machines(len(hosts), len(per_host))
+    return job_logs.Machines(len(hosts), len(per_host))
 
 
-def _test(run: Run, machines: Machines, hints: CallerHints) -> str:
+def _test(run: Run, machines: job_logs.Machines, hints: job_logs.CallerHints) -> str:
     """Which test this is, by what the log mentions, the columns and the caller."""
     mentioned = run.mentioned
     fitting = [
@@ -277,7 +272,9 @@ def _fits(rows: list[Row], test: str, form: _TestFormat, n_gpus: int) -> bool:
     return 2 * sum(agree) >= len(agree)  # a damaged line must not outvote the others
 
 
-def _trusted(run: Run, test: str, machines: Machines) -> tuple[list[dict[str, Any]], list[str]]:
+def _trusted(
+    run: Run, test: str, machines: job_logs.Machines
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows whose own numbers agree with each other, remarks about the others."""
     n, form = machines.n_gpus, TESTS[test]
     # of those that the log lists: `slow_hosts` compares them
@@ -297,7 +294,7 @@ def _trusted(run: Run, test: str, machines: Machines) -> tuple[list[dict[str, An
             elif timing.wrong.endswith("*") or (timing.wrong.isdigit() and int(timing.wrong) > 0):
                 wrong.append(row.line)
             else:
-                rows.append(measurement(
+                rows.append(job_logs.measurement(
                     test, row.size, machines, timing.time_us.value * 1e-6, dtype=row.dtype,
                     in_place=timing.in_place, lib=run.lib, lib_version=run.lib_version,
                     variant="nccl-tests", **hosts, **timing.optional,

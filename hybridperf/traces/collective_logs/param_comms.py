@@ -25,16 +25,7 @@ import re
 from typing import Any
 
 from hybridperf.io import InputError
-from hybridperf.traces.collective_logs.job_logs import (
-    ALONE,
-    DAMAGED,
-    CallerHints,
-    LogReader,
-    Machines,
-    lines_of,
-    measurement,
-    places,
-)
+from hybridperf.traces.collective_logs import job_logs
 from hybridperf.traces.collective_logs.nccl_runs import ELEMENT_BYTES
 
 _NAMES = {  # longest first, so that a name is not taken for a shorter one; None: not in the schema
@@ -93,25 +84,25 @@ class _ParamRun:
     collectives: set[str] = dataclasses.field(default_factory=set)
     columns: list[str] | None = None
 
-    def machines(self) -> Machines | None:
+    def machines(self) -> job_logs.Machines | None:
         """Ranks and hosts, where the log tells both."""
         world = self.world or len(self.hosts)
         if self.local > 0 and world > 0 and world % self.local == 0:
-            return Machines(world, world // self.local)
+            return job_logs.Machines(world, world // self.local)
         hosts = list(self.hosts.values())
         if world > 0 and len(hosts) == world and len({hosts.count(host) for host in hosts}) == 1:
-            return Machines(world, len(set(hosts)))
+            return job_logs.Machines(world, len(set(hosts)))
         return None
 
 
-def _read(text: str, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str]]:
+def _read(text: str, hints: job_logs.CallerHints) -> tuple[list[dict[str, Any]], list[str]]:
     """`time_s` is the median over ranks, further columns are `time_min_s`, `time_p95_s` and
     `time_max_s`.
     """
     rows: list[dict[str, Any]] = []
     skipped: dict[str, list[int]] = {}
     run = _ParamRun()
-    for number, line in enumerate(lines_of(text), 1):
+    for number, line in enumerate(job_logs.lines_of(text), 1):
         result = _RESULT.match(line)
         if result is None:
             run = _context(run, line)
@@ -123,10 +114,10 @@ def _read(text: str, hints: CallerHints) -> tuple[list[dict[str, Any]], list[str
                 skipped.setdefault(row, []).append(number)
             else:
                 rows.append(row)
-    return rows, [f"{places(numbers)}: {why}, skipped" for why, numbers in skipped.items()]
+    return rows, [f"{job_logs.places(numbers)}: {why}, skipped" for why, numbers in skipped.items()]
 
 
-READER = LogReader("PARAM's comms.py", "no result is marked COMMS-RES", _looks_like, _read)
+READER = job_logs.LogReader("PARAM's comms.py", "no result is marked COMMS-RES", _looks_like, _read)
 
 
 def _context(run: _ParamRun, line: str) -> _ParamRun:
@@ -158,7 +149,7 @@ def _columns(names: str) -> list[str]:
 
 
 def _row(
-    run: _ParamRun, label: str, tokens: list[str], where: str, hints: CallerHints
+    run: _ParamRun, label: str, tokens: list[str], where: str, hints: job_logs.CallerHints
 ) -> dict[str, Any] | str:
     """A result as a row of the schema; a string says why it cannot be used."""
     columns = run.columns
@@ -175,7 +166,7 @@ def _row(
     if run.groups > 1:
         return f"{run.groups} groups of ranks ran at once and shared links"
     if columns is None:
-        return DAMAGED
+        return job_logs.DAMAGED
     name: str | None
     if label:
         name = next((name for name in _NAMES if label.startswith(f"-{name}")), None)
@@ -193,11 +184,11 @@ def _row(
             " environment', '[Rank 0] host ...'), found none or not all; give n_gpus and n_nodes"
         )
     if machines.n_gpus == 1:
-        return ALONE
+        return job_logs.ALONE
     try:
         value = dict(zip(columns, map(float, tokens), strict=True))
     except ValueError:
-        return DAMAGED
+        return job_logs.DAMAGED
     if not _consistent(value):
         return "size, latencies and bandwidth disagree"
     n_bytes = int(value["size"])
@@ -205,7 +196,7 @@ def _row(
     if name == "reduce_scatter_base" and of_one_rank:
         n_bytes *= machines.n_gpus
     optional = {f"time_{key}_s": value[key] * 1e-6 for key in ("min", "p95", "max") if key in value}
-    return measurement(
+    return job_logs.measurement(
         known, n_bytes, machines, value["p50"] * 1e-6, dtype=dtype,
         in_place=int(known in _IN_PLACE), lib=f"{run.backend}(torch)", variant="param", **optional,
     )  # fmt: skip

@@ -36,17 +36,7 @@ from hybridperf.engine.economy import Economy, score
 from hybridperf.engine.step_features import BlockPrices, StepFeatures, StepParts
 from hybridperf.io import workers as workers_of_dask
 from hybridperf.model.step_effects import slowest_of
-from hybridperf.training.plans.costs import (
-    PLACED,
-    THREADS,
-    PricedSpace,
-    SpaceColumns,
-    bytes_of,
-    cells_of,
-    in_pieces,
-    price_space,
-    times,
-)
+from hybridperf.training.plans import costs
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.plans.space import (
@@ -87,7 +77,7 @@ class BoundedLayouts:
         if not len(self.at):
             return StepParts(*[np.zeros(0)] * len(StepParts._fields))
         # with all nodes that groups of their layers can lie on, in rows
-        space = laid_out(self.partial, x, self.progress, PLACED)
+        space = laid_out(self.partial, x, self.progress, costs.PLACED)
         begin = np.flatnonzero(np.diff(space.base_of, prepend=-1))
         found = least_parts(self.setup, space, self.partial.most_chunks[self.at], self.progress)
         return StepParts(*(np.minimum.reduceat(one, begin) for one in found))
@@ -95,7 +85,7 @@ class BoundedLayouts:
 
 def least_parts(
     setup: TrainingSetup, space: LayoutSpace, chunks: np.ndarray, progress: Progress | None = None,
-    threads: int = THREADS,
+    threads: int = costs.THREADS,
 ) -> StepParts:  # fmt: skip
     """Bounds of all layouts of a space [N], with so many chunks of a stage at most [B]."""
     of, depth = space.base_of, space.shape.depth
@@ -124,7 +114,7 @@ def _least_bytes(setup: TrainingSetup, partial: PartialLayouts, progress: Progre
     x, found = partial.columns, np.full(len(partial), np.inf)
     for zero in sorted(partial.allowed.get("zero", range(4)))[-2:]:
         one = x._replace(zero=np.full(len(partial), zero))
-        found = np.minimum(found, bytes_of(setup, one, progress=progress))
+        found = np.minimum(found, costs.bytes_of(setup, one, progress=progress))
     return found
 
 
@@ -137,9 +127,9 @@ def _block_seconds(
     first, of = unique_rows(
         *(column[rows] for column in of_layer),
         np.minimum(x.accumulation, 2)[rows],
-        *space.nodes(PLACED),
+        *space.nodes(costs.PLACED),
     )
-    cells, inputs, tp_nodes = cells_of(setup, space, first, progress)
+    cells, inputs, tp_nodes = costs.cells_of(setup, space, first, progress)
     setup.prices.seconds(cells.calls)
     pieces, adapted = cells.pieces(setup.prices), setup.adapted
     names = {field.name for field in dataclasses.fields(StepFeatures)} - {"pace"}
@@ -157,7 +147,7 @@ def _block_seconds(
         logs = adapted.logs(inputs[piece]) if len(adapted.cells) else ()
         found[:, piece] = least_seconds(StepFeatures(**known), adapted.effects, *logs)
 
-    in_pieces(one, len(cells), threads, "seconds of layers", progress)
+    costs.in_pieces(one, len(cells), threads, "seconds of layers", progress)
     return tuple(one[of] for one in found)
 
 
@@ -205,15 +195,15 @@ class Search:
         tokens = float(one.global_batch * one.shape.seq)
         return score(self.objective, self.rates, parts, one.gpus, tokens)
 
-    def priced(self, piece: int, most: float, threads: int = THREADS) -> Kept:
+    def priced(self, piece: int, most: float, threads: int = costs.THREADS) -> Kept:
         """The layouts of a piece whose score is at most so much."""
         partial, order = self.bounded.partial, self.pieces[piece]
         near = order[self.bounds[order] <= most]
         return self._kept(partial.bases(self.bounded.at[near]), most, threads)
 
-    def _kept(self, base: Layouts, most: float, threads: int = THREADS) -> Kept:
+    def _kept(self, base: Layouts, most: float, threads: int = costs.THREADS) -> Kept:
         setup, partial = self.bounded.setup, self.bounded.partial
-        needed = bytes_of(setup, base, threads)
+        needed = costs.bytes_of(setup, base, threads)
         some = (needed > self.least_bytes) & (needed <= self.most_bytes)
         space = laid_out(partial, Layouts(*(column[some] for column in base)))
         if not len(space):
@@ -225,7 +215,9 @@ class Search:
             rows = np.flatnonzero(least <= most)
         if not len(rows):
             return Kept(joined([(space, rows)]), np.zeros(0))
-        found = self._scores(times(SpaceColumns.of(setup, space, rows), setup, threads=threads))
+        found = self._scores(
+            costs.times(costs.SpaceColumns.of(setup, space, rows), setup, threads=threads)
+        )
         near = found <= most
         return Kept(joined([(space, rows[near])]), found[near])
 
@@ -263,7 +255,7 @@ class Search:
 
     def priced_best(
         self, workers: int | None = None, scheduler: str | None = None
-    ) -> tuple[PricedSpace | None, int]:
+    ) -> tuple[costs.PricedSpace | None, int]:
         """(the best layouts, and those by the rule of thumb, priced; base layouts ruled out)."""
         kept = self.best(workers, scheduler)
         scored = np.concatenate([np.zeros(0), *(one.score for one in kept)])
@@ -274,14 +266,14 @@ class Search:
         ruled_out = int(partial.completions[self.bounded.at[self.bounds > most]].sum())
         if not len(space):
             return None, ruled_out
-        return price_space(setup, space, progress=self.bounded.progress), ruled_out
+        return costs.price_space(setup, space, progress=self.bounded.progress), ruled_out
 
     def naive(self, most: float) -> Kept:
         """Layouts nearest to the rule of thumb, where they are worse than all that were kept."""
         partial, setup = self.bounded.partial, self.bounded.setup
         x = partial.columns
         base = partial.bases(np.flatnonzero((x.cp == 1) & (x.ep == 1) & (x.micro_batch == 1)))
-        fits = bytes_of(setup, base) <= self.most_bytes
+        fits = costs.bytes_of(setup, base) <= self.most_bytes
         base = Layouts(*(column[fits] for column in base))
         first = by_rule_of_thumb(base, partial.gpus_per_node)
         kept = self._kept(Layouts(*(column[first] for column in base)), np.inf)

@@ -27,14 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.engine import step_features
 from hybridperf.engine.closed import step_seconds
-from hybridperf.engine.step_features import (
-    SHARED,
-    Alike,
-    BlockPrices,
-    StepFeatures,
-    StepParts,
-)
 from hybridperf.model.step_effects import StepEffects
 from hybridperf.training.plans.progress import Progress
 from hybridperf.training.plans.setup import TrainingSetup
@@ -111,7 +105,7 @@ class SpaceColumns:
         some = np.asarray(self.sums.shards.any((0, 1, 2)))
         return some[self.sums.shard_of[self.shards]]
 
-    def features(self, at: np.ndarray) -> StepFeatures:
+    def features(self, at: np.ndarray) -> step_features.StepFeatures:
         """Features of some of the M [n]."""
         once, base = self.once[at], self.space.base_of[self.rows[at]]
         x = self.space.base
@@ -129,12 +123,14 @@ class SpaceColumns:
             name: values[once] for name, values in self.columns.items() if name not in own
         }
         gathers = self.gathers[at]
-        alike = Alike.of_keys(cell, shards * gathers, *(known[name] for name in SHARED))
+        alike = step_features.Alike.of_keys(
+            cell, shards * gathers, *(known[name] for name in step_features.SHARED)
+        )
         blocks = self.sums.cells.take(cell[alike.first], -1)
         if gathers.any():
             blocks += self.sums.shards.take(shards[alike.first], -1)
-        layer, embedding, head = (BlockPrices(*fields) for fields in blocks)
-        return StepFeatures(
+        layer, embedding, head = (step_features.BlockPrices(*fields) for fields in blocks)
+        return step_features.StepFeatures(
             layer, embedding, head, **known, alike=alike, pace=pace,
             sends_s=self.sums.sends_s[self.message[at]],
         )  # fmt: skip
@@ -245,7 +241,7 @@ class PricedSpace:
 
     setup: TrainingSetup
     columns: SpaceColumns
-    parts: StepParts  # [M] each
+    parts: step_features.StepParts  # [M] each
     memory_bytes: np.ndarray  # [B] of the fullest rank
 
     @property
@@ -279,14 +275,14 @@ def price_space(
 def times(
     columns: SpaceColumns, setup: TrainingSetup, effects: StepEffects | None = None,
     at: np.ndarray | None = None, threads: int = THREADS, progress: Progress | None = None,
-) -> StepParts:  # fmt: skip
+) -> step_features.StepParts:  # fmt: skip
     """Parts of the steps of all priced layouts, or of some [n]; `effects` replace the setup's."""
     adapted = setup.adapted
     effects = effects or adapted.effects
     corrected = bool(len(adapted.cells))
     corrections = np.stack(adapted.logs(columns.cells))  # [3, R]
     at = np.arange(len(columns)) if at is None else at
-    out = StepParts(*(np.empty(len(at)) for _ in StepParts._fields))
+    out = step_features.StepParts(*(np.empty(len(at)) for _ in step_features.StepParts._fields))
     # together those that gather weights beside their computation, which takes twice as many terms
     order = np.argsort(columns.gathers[at], kind="stable")
 

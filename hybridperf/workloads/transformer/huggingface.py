@@ -19,29 +19,9 @@ from hybridperf.workloads.transformer.shape import Latent, Scan, TransformerShap
 SEQ = 4096  # tokens of a sequence, where a model may have as many
 _PADDING_ROWS = 2  # of a table of positions: beside those that OPT's config counts, among RoBERTa's
 _WITH_PADDING = ("roberta", "xlm-roberta", "camembert")
-# words for what a layer has before its MLP, and letters of `hybrid_override_pattern`
-_MIXERS = {
-    "full_attention": "attention", "attention": "attention", "*": "attention",
-    "sliding_attention": "window", "mamba": "scan", "mamba2": "scan", "M": "scan",
-    "global": "attention", "local": "window",
-    "linear_attention": "scan", "mlp": "mlp", "-": "mlp", "E": "mlp",
-    "indexed_attention": "attention",  # to the keys that an indexer picks: sizes of `latent`
-}  # fmt: skip
-_LETTERS = {
-    "linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-",
-    "moe": "E",
-}  # fmt: skip
 _KNOWN_MIXERS = "full, sliding and linear attention, Mamba-2 and MLPs"
-_SCAN = {
-    "heads": ("mamba_num_heads", "mamba_n_heads", "linear_num_value_heads"),
-    "head_dim": ("mamba_head_dim", "mamba_d_head", "linear_value_head_dim"),
-    "state": ("ssm_state_size", "mamba_d_state", "linear_key_head_dim"),
-    "groups": ("n_groups", "mamba_n_groups", "linear_num_key_heads"),
-    "conv": ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim"),
-}  # fmt: skip
 # the gated delta rule has a decay and a rate of its own, and chunks of 64 tokens
 _DELTA = {"chunk": 64, "rates": 2}
-_SPARSE = {"selected": "index_topk", "index_heads": "index_n_heads", "index_dim": "index_head_dim"}
 _TABLES = ("attn_config", "ffn_config")  # of a config, which say what others say beside them
 _NESTED = ("keys", "defaults", "only")  # tables of a section
 _NEEDED = ("hidden", "heads", "layers", "ffn", "vocab")
@@ -78,7 +58,9 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     for table in (config.get(one) for one in _TABLES):
         config = {**(table if isinstance(table, dict) else {}), **config}
     if name == "nemotron_h" and isinstance(words := config.get("layers_block_type"), list):
-        pattern = [_LETTERS.get(word, word) for word in words]  # as Transformers 5 saves it
+        pattern = [
+            _words("letters").get(word, word) for word in words
+        ]  # as Transformers 5 saves it
         config = {"hybrid_override_pattern": pattern, "num_hidden_layers": len(words)} | config
     config = {**habits["defaults"], **{key: one for key, one in config.items() if one is not None}}
     _check_holds(str(name), config, habits["only"])
@@ -164,12 +146,12 @@ def _config_as(name: str, shape: TransformerShape) -> dict[str, Any]:
     if shape.scan is not None and shape.scan.rates == _DELTA["rates"]:
         words = {"scan": "linear_attention", "attention": "full_attention"}
         config["layer_types"] = [words.get(one, one) for one in shape.mixers]
-        config |= {keys[-1]: getattr(shape.scan, field) for field, keys in _SCAN.items()}
+        config |= {keys[-1]: getattr(shape.scan, field) for field, keys in _words("scan").items()}
     elif shape.scan is not None:
         mlp = "E" if shape.experts else "-"
         letters = {"scan": "M", "attention": "*", "mlp": mlp}
         config["hybrid_override_pattern"] = "".join(letters.get(one, "?") for one in shape.mixers)
-        config |= {keys[0]: getattr(shape.scan, field) for field, keys in _SCAN.items()}
+        config |= {keys[0]: getattr(shape.scan, field) for field, keys in _words("scan").items()}
         config["chunk_size"] = shape.scan.chunk
     if shape.experts and shape.scan is not None:
         config |= {
@@ -184,7 +166,11 @@ def _config_as(name: str, shape: TransformerShape) -> dict[str, Any]:
             "qk_nope_head_dim": latent.plain_dim, "qk_rope_head_dim": latent.rotary_dim,
             "v_head_dim": latent.value_dim,
         }  # fmt: skip
-        config |= {key: getattr(latent, field) for field, key in _SPARSE.items() if latent.selected}
+        config |= {
+            key: getattr(latent, field)
+            for field, key in _words("sparse").items()
+            if latent.selected
+        }
     return config
 
 
@@ -196,6 +182,11 @@ def _shared(config: dict[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _sections() -> dict[str, dict[str, Any]]:
     return shipped_toml(__package__, "huggingface.toml")
+
+
+def _words(what: str) -> dict[str, Any]:
+    """Words of configs that several architectures share."""
+    return _sections()[f"_{what}"]
 
 
 @functools.cache
@@ -250,7 +241,7 @@ def _experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
             "value_dim": config.get("v_head_dim"),
             **{
                 field: config[key]
-                for field, key in _SPARSE.items()
+                for field, key in _words("sparse").items()
                 if config.get("index_topk") and key in config
             },
         }
@@ -263,10 +254,11 @@ def mixers_of(name: str, words: Iterable[str]) -> list[str]:
     Raises:
         InputError: for a word of no layer that is modelled.
     """
+    known = _words("mixers")
     for word in words:
-        if word not in _MIXERS:
+        if word not in known:
             raise InputError(f"a {name} with {word!r} layers is not modelled; {_KNOWN_MIXERS} are")
-    return [_MIXERS[word] for word in words]
+    return [known[word] for word in words]
 
 
 def _mixers(
@@ -319,12 +311,12 @@ def _mixers(
         own = {"chunk": config.get("block_size", 256), "rates": 0}
         found["scan"] = {"heads": heads, "groups": heads, "head_dim": dim, "state": dim, **own}
     elif "scan" in mixers:
-        sizes = ((field, _SCAN[field]) for field in _SCAN)
+        called = _words("scan")
         scan = {
             field: next((config[key] for key in keys if config.get(key) is not None), None)
-            for field, keys in sizes
+            for field, keys in called.items()
         }
-        if missing := [_SCAN[field][0] for field in _SCAN if scan[field] is None]:
+        if missing := [keys[0] for field, keys in called.items() if scan[field] is None]:
             raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
         chunk = config.get("chunk_size") or config.get("mamba_chunk_size")
         delta = _DELTA if "linear_key_head_dim" in config else {}
