@@ -29,7 +29,6 @@ GOAL, FIRST = 0.1, 30
 _ENDS = (0.5, 0.9)
 _NAMES = ("P50", "P90")
 _HALVES, _SUBSETS = 100, 30
-_LEAST_CV = 1e-3
 
 
 @claim("stragglers", TASKS, by_data=True)
@@ -106,7 +105,7 @@ def of_unknown(cvs: dict[str, np.ndarray]) -> Found:
         some = rng.permutation(jobs)
         given, judged = some[: len(jobs) // 2], some[len(jobs) // 2 :]
         true = _ends(np.concatenate([each[job] for job in judged]))
-        ours = _ends(slow_down_at(noise_of_jobs([cvs[job] for job in given]).cv))
+        ours = _ends(slow_down_at(WorkerNoise.of_jobs([cvs[job] for job in given]).cv))
         as_recorded = _ends(np.concatenate([each[job] for job in given]))
         normal = _ends(_normal(float(np.mean([mean[job] for job in given])), 10))
         constant = np.full(2, np.median([each[job][len(parts) // 2] for job in given]))
@@ -135,14 +134,6 @@ def _ends(values: np.ndarray) -> np.ndarray:
 def _normal(cv: float, workers: int) -> np.ndarray:
     """Slowest over mean where times are normal, drawn."""
     return 1 + cv * np.random.default_rng(0).standard_normal((workers, 4000)).max(axis=0)
-
-
-def noise_of_jobs(cvs: Sequence[ArrayLike]) -> WorkerNoise:
-    """Of a job of which nothing is known, from cvs of others [jobs][I], each job as likely."""
-    logs = [np.log(np.maximum(np.asarray(cv, float), _LEAST_CV)) for cv in cvs]
-    mean = np.mean([one.mean() for one in logs])
-    variance = np.mean([((one - mean) ** 2).mean() for one in logs])
-    return WorkerNoise.of_law(float(mean), float(np.sqrt(variance)))
 
 
 def slow_down_at(cv: ArrayLike, workers: int = 10) -> np.ndarray:

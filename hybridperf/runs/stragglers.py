@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import scipy
@@ -29,7 +30,7 @@ from hybridperf.io import InputError, shipped_toml
 DRAWS = 4096
 _SIGMAS = np.geomspace(1e-4, 30.0, 200)
 _SAMPLES = 4000
-_QUANTILES = 400
+_LEAST_CV, _QUANTILES = 1e-3, 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +60,15 @@ class WorkerNoise:
         return cls(times.std(axis=1, ddof=1) / times.mean(axis=1), times.shape[1])
 
     @classmethod
-    def of_law(cls, mean: float, deviation: float, workers: int = 10) -> WorkerNoise:
-        """Of a job of which nothing is known, by the mean and deviation of log cv of others."""
+    def of_jobs(cls, cvs: Sequence[ArrayLike], workers: int = 10) -> WorkerNoise:
+        """Of a job of which nothing is known, from cvs of others [jobs][I], each job as likely."""
+        logs = [np.log(np.maximum(np.asarray(cv, float), _LEAST_CV)) for cv in cvs]
+        mean = np.mean([one.mean() for one in logs])
+        variance = np.mean([((one - mean) ** 2).mean() for one in logs])
+        return cls._unknown(float(mean), float(np.sqrt(variance)), workers)
+
+    @classmethod
+    def _unknown(cls, mean: float, deviation: float, workers: int) -> WorkerNoise:
         law = scipy.stats.gumbel_r(mean - np.euler_gamma * (b := deviation * np.sqrt(6) / np.pi), b)
         cv = np.exp(law.ppf((np.arange(_QUANTILES) + 0.5) / _QUANTILES))
         return cls(np.minimum(cv, np.sqrt(workers)), workers)
@@ -69,7 +77,7 @@ class WorkerNoise:
     def production(cls) -> WorkerNoise:
         """What production jobs show: 52 of 10 workers each on shared GPUs, each job as likely."""
         law = shipped_toml(__package__, "stragglers.toml")
-        return cls.of_law(law["log_cv_mean"], law["log_cv_deviation"], law["workers"])
+        return cls._unknown(law["log_cv_mean"], law["log_cv_deviation"], law["workers"])
 
     def factors(self, workers: int, draws: int = DRAWS, seed: int = 0) -> np.ndarray:
         """What each of so many workers takes over their mean [n, D]."""

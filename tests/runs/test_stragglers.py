@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from benchmarks.claims.stragglers import (
-    noise_of_jobs,
     of_jobs,
     of_unknown,
     of_workers,
@@ -86,6 +85,6 @@ def test_the_law_of_unknown_jobs_has_the_mean_and_deviation_of_others() -> None:
     rng = np.random.default_rng(0)
     jobs = [np.exp(rng.normal(level, 0.3, 500)) for level in rng.normal(-2, 0.5, 40)]
     logs = np.log(np.concatenate(jobs))
-    law = np.log(noise_of_jobs(jobs).cv)
+    law = np.log(WorkerNoise.of_jobs(jobs).cv)
     assert law.mean() == pytest.approx(logs.mean(), abs=0.01)
     assert law.std() == pytest.approx(logs.std(), rel=0.03)
