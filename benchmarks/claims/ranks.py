@@ -1,5 +1,5 @@
 """Training steps of PyTorch that two processes of this machine share, joined by gloo, predicted and
-run for real: replicated by DDP, or sharded by FSDP2 (`torch_steps.py`).
+run for real: replicated by DDP, or sharded by FSDP2 (`rank_steps.py`).
 
 Each process runs on a core of its own. A step is predicted from what one rank is captured to call,
 its messages priced by collectives measured between two such processes: `hybridperf calibrate
@@ -9,6 +9,7 @@ these cores.
 """
 
 import datetime
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +18,19 @@ from typing import Any
 
 from benchmarks.claims import harness
 from hybridperf.engine.prediction import predict
-from hybridperf.io import InputError, write_json
+from hybridperf.io import InputError, read_json, replacing, write_json
 from hybridperf.model import PerfModel
+from hybridperf.model.fit.programs import run_program
 from hybridperf.validate import measured_steps
-from hybridperf.validate.harness import facts
-from hybridperf.validate.measured_steps import StepComparison
+from hybridperf.validate.measured_steps import MeasuredStep, StepComparison
 
 PROCESSES = 2
 GOAL = 0.15
 _SUMMARY_SCHEMA_VERSION = 1
 
-STEPS: Sequence[str] = facts("here.toml")["ranks"]["steps"]
+STEPS = tuple(f"benchmarks.claims.rank_steps:{name}" for name in (
+    "replicated_mlp", "replicated_cnn", "replicated_resnet", "replicated_gpt", "sharded_mlp", "sharded_gpt", "sharded_autoencoder", "sharded_lstm",
+))  # fmt: skip
 
 
 def run(
@@ -54,7 +57,7 @@ def run(
             " --cores-each 1`"
         )
     say(f"running {len(steps)} steps on {PROCESSES} processes, one core each")
-    measured = measured_steps.measure_ranks(out / "steps", steps, PROCESSES, rounds=rounds)
+    measured = measure_ranks(out / "steps", steps, PROCESSES, rounds=rounds)
     compared = [StepComparison(step, predict(model, step.workload)) for step in measured]
     summary = measured_steps.summarise(compared)
     say("\n" + measured_steps.table(compared))
@@ -77,3 +80,31 @@ def run(
     harness.write_results(out, "ranks", lines)
     say(f"\nsummary.json and steps.png are in {out}; {time.perf_counter() - start_s:.0f} s in all")
     return summary
+
+
+def measure_ranks(
+    folder: Path, steps: Sequence[str], processes: int, *, rounds: int = 8, seconds: float = 0.2
+) -> list[MeasuredStep]:
+    """Run steps of PyTorch ("module:function") that processes of this machine share, in turns.
+
+    Args:
+        folder: where what was measured is left.
+        steps: each called where a process group is.
+        processes: one on each core.
+        rounds: turns of each step.
+        seconds: of a turn.
+    """
+    with replacing(folder / "steps.spec.json") as handle:
+        json.dump([{"function": step} for step in steps], handle, indent=1)
+    options = ["--steps", str(folder / "steps.spec.json"), "--out", str(folder)]
+    options += ["--processes", str(processes), "--rounds", str(rounds), "--seconds", str(seconds)]
+    run_program("hybridperf_calibration.training_steps.torch_ranks", options)
+    found = []
+    for step in read_json(folder / "steps.json", "steps", measured_steps.STEPS_SCHEMA_VERSION)[
+        "steps"
+    ]:
+        kept = {name: step[name] for name in measured_steps.KEPT if name in step}
+        found.append(
+            MeasuredStep(workload=measured_steps.captured(step["name"], processes), **kept)
+        )
+    return found

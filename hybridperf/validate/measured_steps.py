@@ -48,7 +48,7 @@ class MeasuredStep:
     op_s: Mapping[str, float] | None = None  # by instruction of the program, where profiled
 
 
-_KEPT = [one.name for one in dataclasses.fields(MeasuredStep) if one.name != "workload"]
+KEPT = [one.name for one in dataclasses.fields(MeasuredStep) if one.name != "workload"]
 StepSpec = dict[str, Any]  # of `hybridperf_calibration.training_steps.run`
 
 
@@ -76,31 +76,7 @@ def measure_steps(
             program = load_program(folder / "programs" / step["program"])
         else:
             program = captured(step["config"]["function"])
-        found.append(MeasuredStep(workload=program, **{name: step[name] for name in _KEPT}))
-    return found
-
-
-def measure_ranks(
-    folder: Path, steps: Sequence[str], processes: int, *, rounds: int = 8, seconds: float = 0.2
-) -> list[MeasuredStep]:
-    """Run steps of PyTorch ("module:function") that processes of this machine share, in turns.
-
-    Args:
-        folder: where what was measured is left.
-        steps: each called where a process group is.
-        processes: one on each core.
-        rounds: turns of each step.
-        seconds: of a turn.
-    """
-    with replacing(folder / "steps.spec.json") as handle:
-        json.dump([{"function": step} for step in steps], handle, indent=1)
-    options = ["--steps", str(folder / "steps.spec.json"), "--out", str(folder)]
-    options += ["--processes", str(processes), "--rounds", str(rounds), "--seconds", str(seconds)]
-    run_program("hybridperf_calibration.training_steps.torch_ranks", options)
-    found = []
-    for step in read_json(folder / "steps.json", "steps", STEPS_SCHEMA_VERSION)["steps"]:
-        kept = {name: step[name] for name in _KEPT if name in step}
-        found.append(MeasuredStep(workload=captured(step["name"], processes), **kept))
+        found.append(MeasuredStep(workload=program, **{name: step[name] for name in KEPT}))
     return found
 
 

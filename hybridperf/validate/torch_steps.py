@@ -3,9 +3,7 @@
 
 Perceptron, two CNNs, U-Net block, autoencoder, ViT, GPT, LSTM, DLRM, graph network, mixture of
 experts and attention alone; in training, two in inference; a few milliseconds to a quarter of a
-second each on one slow core. And eight that two processes share, each with its own part of a batch:
-replicated by DistributedDataParallel, or sharded by FSDP2 layer by layer; these are called where a
-process group is.
+second each on one slow core.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 Made = tuple[Any, ...]
 
@@ -293,59 +290,3 @@ class Experts(nn.Module):
         inside = functional.gelu(torch.einsum("td,edw->etw", x, self.into))
         each = torch.einsum("etw,ewd->etd", inside, self.out)
         return (shares.t()[..., None] * each).sum(0).square().mean()
-
-
-def replicated_mlp() -> Made:
-    return _replicated(mlp())
-
-
-def replicated_cnn() -> Made:
-    return _replicated(cnn())
-
-
-def replicated_resnet() -> Made:
-    """Its norms have buffers, which the first rank sends before each step."""
-    module, args, _ = resnet()
-    return _replicated((module, args, torch.optim.SGD))
-
-
-def replicated_gpt() -> Made:
-    """With gradients in the buckets themselves."""
-    return _replicated(gpt(), gradient_as_bucket_view=True)
-
-
-def sharded_mlp() -> Made:
-    module, args, optimizer = mlp()
-    return _sharded(module, module.layers[::2]), args, optimizer
-
-
-def sharded_gpt() -> Made:
-    module, args, optimizer = gpt()
-    return _sharded(module, module.layers), args, optimizer
-
-
-def sharded_autoencoder() -> Made:
-    module, args, optimizer = autoencoder()
-    return _sharded(module, module.layers[::2]), args, optimizer
-
-
-def sharded_lstm() -> Made:
-    """An LSTM whose parameters are sharded as a whole."""
-    module, args, optimizer = lstm()
-    return _sharded(module, ()), args, optimizer
-
-
-def _replicated(made: Made, **options: Any) -> Made:
-    module, args, optimizer = made
-    return DistributedDataParallel(module, **options), args, optimizer
-
-
-def _sharded(module: nn.Module, layers: Any) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    for one in layers:
-        fully_shard(one, mesh=mesh)
-    fully_shard(module, mesh=mesh)
-    return module

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import hybridperf as hp
+from benchmarks.claims.ranks import measure_ranks
 from hybridperf.collectives.fit import fit_collectives
 from hybridperf.hardware import load_device, this_system
 from hybridperf.io import read_table
 from hybridperf.model import PerfModel
-from hybridperf.validate.measured_steps import measure_ranks
 from hybridperf_calibration.microbench import job
 from hybridperf_calibration.microbench.collectives import summarize
 

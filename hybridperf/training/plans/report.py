@@ -48,7 +48,9 @@ def plan_sections(plan: Plan, count: int = 10) -> Iterator[str]:
     yield f"\n{_levers(plan, lever_effects(plan))}"
     pieces = []
     for one, other in PAIRS:
-        if not trades(plan, other):
+        # whether a front of time and `other` is more than a point: rent is time on so many devices
+        several = len({case.space.gpus for case in plan.cases}) > 1
+        if not (other != "cost" or (bool(plan.economy.usd_per_hour) and several)):
             continue
         ranks = plan_front(plan, one, other)
         shown = ranks[:: max(1, -(-len(ranks) // _FRONT_ROWS))]
@@ -200,12 +202,6 @@ def _levers(plan: Plan, found: list[LeverEffect]) -> str:
 def elasticity_words(one: LeverEffect) -> str:
     """Elasticity of the best layout's time; memory has none: it only admits layouts."""
     return "-" if one.lever == "memory" else f"{one.elasticity:+.2f}"
-
-
-def trades(plan: Plan, other: str) -> bool:
-    """Whether a front of time and `other` is more than a point: rent is time on so many devices."""
-    several = len({case.space.gpus for case in plan.cases}) > 1
-    return other != "cost" or (bool(plan.economy.usd_per_hour) and several)
 
 
 def _front_row(plan: Plan, rank: int, other: str) -> list[str]:
