@@ -29,7 +29,8 @@ GOAL = 0.15
 _SUMMARY_SCHEMA_VERSION = 1
 
 STEPS = tuple(f"benchmarks.claims.rank_steps:{name}" for name in (
-    "replicated_mlp", "replicated_cnn", "replicated_resnet", "replicated_gpt", "sharded_mlp", "sharded_gpt", "sharded_autoencoder", "sharded_lstm",
+    "replicated_mlp", "replicated_cnn", "replicated_resnet", "replicated_gpt",
+    "sharded_mlp", "sharded_gpt", "sharded_autoencoder", "sharded_lstm",
 ))  # fmt: skip
 
 
