@@ -11,7 +11,7 @@ from hybridperf.report.text import dollars, span_words, step_words
 from hybridperf.training.offload.layouts import OffloadedLayout
 from hybridperf.training.plans import explain
 from hybridperf.training.plans.layout_text import LEGEND, counted, layout_words
-from hybridperf.training.plans.ranked import PAIRS, Choice, plan_front
+from hybridperf.training.plans.ranked import PAIRS, plan_front
 from hybridperf.training.plans.run import Plan
 from hybridperf.training.plans.sensitivity import SURE, LeverEffect, lever_effects, memory_headroom
 from hybridperf.workloads.transformer import Layout
@@ -43,8 +43,8 @@ def plan_report(plan: Plan, count: int = 10) -> str:
 def plan_sections(plan: Plan, count: int = 10) -> Iterator[str]:
     """The sections of `plan_report`, an empty line before each but the first."""
     yield f"{_head(plan)}\n\n{_best(plan, count)}"
-    candidates = explain.compared(plan)
-    yield f"\n{_why(plan, candidates)}\n\n{_sure(plan, candidates)}"
+    compared = plan.compared()
+    yield f"\n{_why(compared)}\n\n{_sure(plan, compared)}"
     yield f"\n{_levers(plan, lever_effects(plan))}"
     pieces = []
     for one, other in PAIRS:
@@ -136,32 +136,24 @@ def order_words(layout: Layout) -> str:
     return " ".join(name for name in layout.order if getattr(layout, name) > 1)
 
 
-def _why(plan: Plan, candidates: list[explain.ComparedLayout]) -> str:
+def _why(compared: pd.DataFrame) -> str:
     rows = [
-        [name, *(step_words(part(plan, one.choice, field)) for one in candidates)]
-        for name, field in (*PARTS, ("step", "step_s"))
+        [name, *map(step_words, compared[field])] for name, field in (*PARTS, ("step", "time_s"))
     ]
-    lines = ["Why", text.table(["", *(one.what for one in candidates)], rows)]
-    lines.append("compared with the winner:")
-    for one in candidates[1:]:
-        lines.append(f"  {one.what}: {explain.differences(plan.best, plan.layout(one.choice))}")
-    if any(one.what == "naive" for one in candidates):
-        lines.append(f"  naive is {explain.NAIVE}")
+    others = compared["differs"].iloc[1:].items()
+    lines = ["Why", text.table(["", *compared.index], rows), "compared with the winner:"]
+    lines += [f"  {what}: {differs}" for what, differs in others]
+    lines += [f"  naive is {explain.NAIVE}"] if "naive" in compared.index else []
     return "\n".join(lines)
 
 
-def part(plan: Plan, choice: Choice, field: str) -> float:
-    """Seconds of one part of a step."""
-    return float(getattr(plan.cases[choice.case].parts, field)[choice.at])
-
-
-def _sure(plan: Plan, candidates: list[explain.ComparedLayout]) -> str:
-    winner = candidates[0]
+def _sure(plan: Plan, compared: pd.DataFrame) -> str:
+    winner, *others = compared.itertuples()
     lines = [f"How sure: {step_words(winner.low_s)} to {step_words(winner.high_s)}, 90 % interval"]
-    for one in candidates[1:]:
+    for one in others:
         chance = f"with a chance of {chance_words(one.chance)}"
         overlap = f"their intervals overlap by {text.percent(one.overlap)}"
-        lines.append(f"  faster than the {one.what} {chance} ({overlap})")
+        lines.append(f"  faster than the {one.Index} {chance} ({overlap})")
     return "\n".join([*lines, *(f"  {line}" for line in memory_lines(plan))])
 
 
