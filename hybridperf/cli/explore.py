@@ -65,7 +65,9 @@ def sweep(
         raise wrong(f"expected --rows or fields, got both: --{next(iter(fields))}; drop one")
     done = run_sweep(
         what, out, fields=rows or fields or None, where=where or (), sample=sample, seed=seed,
-        derived=_formulas(derived or []),
+        derived=common.named_in(
+            derived or [], "--derived NAME=FORMULA", "gib=memory_bytes/2**30", str
+        ),
         minimise=common.names_in(minimise), maximise=common.names_in(maximise), chunk=chunk,
         top=top, by=by, workers=workers, scheduler=scheduler, restart=restart, **settings,
     )  # fmt: skip
@@ -94,10 +96,6 @@ def sweep(
             what = "rows not predicted, their notes say"
         warn(f"{done.unpredicted:,} {what} why{first}")
     return common.SOME_ROWS_UNPREDICTED if done.unpredicted else 0
-
-
-def _formulas(given: list[str]) -> dict[str, str]:
-    return common.named_in(given, "--derived NAME=FORMULA", "gib=memory_bytes/2**30", str)
 
 
 def _fields(question: str, words: list[str]) -> tuple[dict[str, str], dict[str, Any]]:

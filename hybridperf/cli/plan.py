@@ -84,7 +84,7 @@ def plan(
     asked: dict[str, Any] = {
         "seq": seq, "device": device or None, "framework": framework,
         "dtype": dtype or None,
-        "quant": quant, "memory_bytes": memory_bytes, "only": _only(only or []),
+        "quant": quant, "memory_bytes": memory_bytes, "only": only_in(only or []),
         "adapted": None if knobs is None else Adaptation.load(knobs),
     }  # fmt: skip
     fitting_s = None
@@ -179,8 +179,10 @@ def _counts(option: str, text: str) -> list[int]:
     return found
 
 
-def _only(given: list[str]) -> dict[str, list[object]]:
-    def values(text: str) -> list[object]:
+def only_in(given: list[str]) -> dict[str, list[Any]]:
+    """Values by field of a layout that --only words say."""
+
+    def values(text: str) -> list[Any]:
         if not (listed := common.names_in(text)):
             raise ValueError
         return [int(value) if value.isdecimal() else value for value in listed]

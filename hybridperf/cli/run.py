@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from hybridperf.cli import common
+from hybridperf.cli.plan import only_in
 
 _SETTINGS = ("evaluation_share", "stalls_per_day", "stall_s", "warmup_s")
 _MOST_GPUS = 10_000_000
@@ -64,7 +65,12 @@ def run(
                 f"expected {option} without a table, got it with one, whose columns say how runs"
                 " are; leave it out"
             )
-        return _rows(rows, out)
+        from hybridperf.io import read_table
+        from hybridperf.runs.frames import predict_runs
+
+        common.table_ready(out, [rows])
+        common.compilation_cache()
+        return common.say_predicted(predict_runs(read_table(rows)), out, "predicted_days")
     common.table_ready(out, [prices])
     if not 1 <= gpus <= _MOST_GPUS:
         limit = "of 1 or more" if gpus < 1 else f"of at most {_MOST_GPUS:,}"
@@ -111,7 +117,7 @@ def run(
         found = run_cost(
             shape, system, gpus, tokens, settings=settings, batch=batch, seq=seq,
             ramp=_ramp(ramp or []), device=device or None, framework=framework,
-            dtype=dtype or None, prices=prices, only=_only(only or []),
+            dtype=dtype or None, prices=prices, only=only_in(only or []) or None,
         )  # fmt: skip
     else:
         if steps <= 0 or tokens or system or batch or ramp or seq or framework or dtype or only:
@@ -140,16 +146,6 @@ def run(
         common.say_elasticities({name: run_elasticities(found, name) for name in results})
     common.table_written(found.table, out, "\nwritten to")
     return 0
-
-
-def _rows(rows: Path, out: Path | None) -> int:
-    """A table of runs, predicted; the exit status."""
-    from hybridperf.io import read_table
-    from hybridperf.runs.frames import predict_runs
-
-    common.table_ready(out, [rows])
-    common.compilation_cache()
-    return common.say_predicted(predict_runs(read_table(rows)), out, "predicted_days")
 
 
 def _elastic_names() -> tuple[str, ...]:
@@ -204,9 +200,3 @@ def _mtbf(given: list[str]) -> dict[str, float]:
         return _UNITS[text[-1]] * common.number_in(text[:-1])
 
     return common.named_in(given, "--mtbf COMPONENT=TIME", "gpu=50000h, 90m or 2d", seconds)
-
-
-def _only(given: list[str]) -> dict[str, list[Any]] | None:
-    from hybridperf.cli.plan import _only as of_plan
-
-    return of_plan(given) or None
