@@ -417,8 +417,7 @@ class ServedCalls:
 
     def loop(self, name: str, rows: float, cols: float) -> OpCall:
         """A kernel of its own in a graph."""
-        kind, fixed = op_by_name(name)
-        return OpCall(kind(dtype="bf16", rows=rows, cols=cols, **fixed), issued_apart=True)
+        return OpCall(_loop(name, rows, cols), issued_apart=True)
 
     def norm(self, tokens: float, width: float) -> OpCall:
         """Of a layer, with the sum before it: one kernel with that of several GPUs, of some."""
@@ -495,6 +494,11 @@ class _Kernels:
 
 def _passes(name: str, *calls: Call) -> Passes:
     return Passes(tuple(PassStep(call, "memory", name) for call in calls))
+
+
+def _loop(name: str, rows: float, cols: float) -> Op:
+    kind, fixed = op_by_name(name)
+    return kind(dtype="bf16", rows=rows, cols=cols, **fixed)  # type: ignore[call-arg]
 
 
 def _dtype(quant: str) -> str:
