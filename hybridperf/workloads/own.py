@@ -4,6 +4,7 @@ something: the innermost that is neither ours nor an installed package's.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -70,6 +71,7 @@ _FOREIGN = (
 )
 
 
+@functools.lru_cache(4096)
 def is_foreign(file: str) -> bool:
     """Whether a file is ours, Python's or an installed package's."""
     return any(part in file for part in _FOREIGN)

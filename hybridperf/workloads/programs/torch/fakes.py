@@ -213,13 +213,27 @@ def as_made(*values: Any) -> Iterator[None]:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    leaves = torch.utils._pytree.tree_leaves(values)
+    leaves = [
+        each for one in torch.utils._pytree.tree_leaves(values) for each in (one, *_behind(one))
+    ]
     modules = (one for one in leaves if isinstance(one, torch.nn.Module))
     held = (tensor for one in modules for tensor in (*one.parameters(), *one.buffers()))
     made = (one for one in (*leaves, *held) if isinstance(one, FakeTensor))
     mode = next((one.fake_mode for one in made), None)
     with mode if torch._guards.detect_fake_mode() is None and mode else contextlib.nullcontext():
         yield
+
+
+def _behind(value: Any) -> Iterator[Any]:
+    """What a function closes over, its globals, the object that a method is of."""
+    function = getattr(value, "__func__", value)
+    if not isinstance(function, types.FunctionType):
+        return
+    if function is not value:
+        yield value.__self__
+    yield from (cell.cell_contents for cell in function.__closure__ or ())
+    names = function.__code__.co_names
+    yield from (function.__globals__[one] for one in names if one in function.__globals__)
 
 
 def _of_known_numbers(torch: Any, func: Any, args: Any, kwargs: Any) -> bool:

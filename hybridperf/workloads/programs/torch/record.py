@@ -21,6 +21,7 @@ from unittest import mock
 from hybridperf.io import InputError
 from hybridperf.workloads.own import user_line
 from hybridperf.workloads.programs.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
+from hybridperf.workloads.programs.torch.results import Results
 
 _BLOCK_BYTES = 512
 
@@ -131,6 +132,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     plain = (FakeTensor, torch.Tensor, torch.nn.Parameter)
+    asked_device, results = torch.ops.prim.device.default, Results(torch)
 
     class Recorder(TorchDispatchMode):
         def __init__(self) -> None:
@@ -180,6 +182,8 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            if func is asked_device and type(args[0]) is FakeTensor:
+                return args[0].device
             if any(one not in plain for one in types):
                 if backend == "cpu" and any(one.__name__ == "DTensor" for one in types):
                     kind = DISPATCHED if func._schema.is_mutable else WRAPPED
@@ -190,7 +194,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
                 with self:
                     return func._op_dk(_by_parts(torch), *args, **(kwargs or {}))
             try:
-                result = func(*args, **(kwargs or {}))
+                result = results.of(func, args, kwargs or {})
             except DataDependentOutputException:
                 if func is not torch.ops.aten._local_scalar_dense.default:
                     raise
