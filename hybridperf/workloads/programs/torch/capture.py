@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from hybridperf.workloads.own import check_call
 from hybridperf.workloads.programs.torch.fakes import Fakes, as_made, without_memory
 from hybridperf.workloads.programs.torch.messages import is_message
 from hybridperf.workloads.programs.torch.on_gpu import fused_drops, fused_norms
-from hybridperf.workloads.programs.torch.record import OPTIMIZER, CapturedOp, recorder
+from hybridperf.workloads.programs.torch.record import CapturedOp, SameStep, recorder
 from hybridperf.workloads.programs.torch.recurrent import fused_layers
 
 _UNSCALED = (
@@ -60,6 +61,7 @@ def capture(
     read. Gradients are those of the loss that `fn` returns, unless it has taken them itself.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_old_objects_aside())
         stack.enter_context(as_made(fn, args, kwargs))
         stack.enter_context(without_memory())
         import torch
@@ -80,15 +82,37 @@ def capture(
             stack.enter_context(fused_layers())
         with torch.no_grad() if not train else contextlib.nullcontext():
             run_step(fn, given[0], updates, train, notes, given[1])
-            # an optimizer's state, shards' buffers and a pipeline's stages are made only once
-            if any(op.phase == OPTIMIZER or is_message(op) for op in seen.ops):
+            found = _seen(fn, name, seen, notes)
+            # an optimizer's state is made before its first update counts (`record.py`); shards'
+            # buffers and a pipeline's stages are made only once, and gradients may be left
+            seen.once |= any(is_message(op) for op in seen.ops)
+            if seen.left():
                 seen.restart()
-                run_step(fn, given[0], updates, train, kwargs=given[1])
-        kept_bytes = seen.tally.alive_bytes
-        return Captured(
-            name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, kept_bytes,
-            (*notes, *seen.notes), seen.updated,
-        )  # fmt: skip
+                with contextlib.suppress(SameStep):
+                    run_step(fn, given[0], updates, train, kwargs=given[1])
+                    found = _seen(fn, name, seen, notes)
+        return found
+
+
+def _seen(fn: Any, name: str | None, seen: Any, notes: Sequence[str]) -> Captured:
+    """What a recorder has of a step that is over."""
+    return Captured(
+        name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, seen.tally.alive_bytes,
+        (*notes, *seen.notes), seen.updated,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _old_objects_aside() -> Iterator[None]:
+    """What is there already is not gone through for cycles each time that a step has made many."""
+    if gc.get_freeze_count():  # of somebody else
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _is_compiled(torch: Any, fn: Any) -> bool:

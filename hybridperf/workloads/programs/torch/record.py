@@ -112,6 +112,10 @@ _DISPATCHING = 12  # frames at most between a line and its op
 _NO_OPS = ("prim", "profiler", "debugprims")  # questions and marks
 
 
+class SameStep(BaseException):
+    """A step begins as the one before did: no error, and none that a program may catch."""
+
+
 class CapturedOp(NamedTuple):
     """An op as the program called it: tensors, arguments, module, ranks."""
 
@@ -141,6 +145,10 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             self.tally = StorageTally()
             self.again: list[Callable[[], Any]] = []
             self.updating = self.updated = self.depth = 0
+            self.making = False  # states of an optimizer, which a program makes only once
+            self.once = False  # whether this step does what only a first one does
+            self.held: list[Any] = []  # parameters whose gradients a next step may begin with
+            self.awaited: list[Any] = []  # those of the step before
             self.hooks: list[Any] = []
             self.notes: list[str] = []
 
@@ -160,11 +168,23 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             return super().__exit__(*raised)
 
         def restart(self) -> None:
-            self.ops.clear()
+            """Sees a step again; `SameStep` where the gradients that the last one left, which alone
+            set it apart, are gone before its first op.
+            """
+            self.awaited = [] if self.once else self.held
+            self.once, self.held = False, []
+            self.ops = []
             self.updated = 0
             self.tally.restart()
 
-        def _begin_update(self, optimizer: Any, *_: Any) -> None:
+        def left(self) -> bool:
+            """Whether a next step may not be as this one was."""
+            self.held = [one for one in self.held if one.grad is not None]
+            return self.once or bool(self.held)
+
+        def _begin_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+            if self.making:
+                return
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise InputError(
                     f"{user_line()}: LBFGS evaluates the loss as often as its numbers ask for;"
@@ -172,12 +192,37 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
                 )
             if backend == "gpu":
                 _as_on_gpus(optimizer)
+            given = [one for group in optimizer.param_groups for one in group["params"]]
+            given = [one for one in given if one.grad is not None]
+            self.held += given
+            if again or any(hasattr(one, "to_local") for one in given):
+                self.once = True
+            elif not all(optimizer.state.get(one) for one in given):
+                self._make_states(optimizer, args[1:] or kwargs)
             self.updating += 1
-            for group in optimizer.param_groups:
-                self.updated += sum(one.grad is not None for one in group["params"])
+            self.updated += len(given)
+
+        def _make_states(self, optimizer: Any, closure: Any) -> None:
+            """By an update that does not count: from a second step on they are there, and alive
+            from its beginning.
+            """
+            if closure:  # which would run the step again
+                self.once = True
+                return
+            seen, peak_bytes = len(self.ops), self.tally.peak_bytes
+            alive_bytes = self.tally.alive_bytes
+            self.making = True
+            self.updating += 1
+            try:
+                optimizer.step()
+            finally:
+                self.making = False
+                self.updating -= 1
+            del self.ops[seen:]
+            self.tally.peak_bytes = peak_bytes + self.tally.alive_bytes - alive_bytes
 
         def _end_update(self, *_: Any) -> None:
-            self.updating -= 1
+            self.updating -= not self.making
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -210,6 +255,10 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             name = func._schema.name
             if name.partition("::")[0] in _NO_OPS or name == _READ:
                 return result
+            if self.awaited:
+                if all(one.grad is None for one in self.awaited):
+                    raise SameStep
+                self.awaited = []
             if again:
                 self.again.append(lambda: func(*args, **(kwargs or {})))
             self.tally.hold(torch, result)
