@@ -119,7 +119,7 @@ class Results:
         for one in given:
             kind = type(one)
             if kind is self._fake:
-                if one.constant is not None or one.dtype.is_complex:
+                if self._apart(one):
                     raise _Unknown
                 key += (one.shape, one.stride(), one.storage_offset(), one.dtype)
                 tensors.append(one)
@@ -129,6 +129,11 @@ class Results:
                 key += (kind, one)
             else:
                 raise _Unknown
+
+    def _apart(self, one: Any) -> bool:
+        """Whether a tensor has known numbers, complex ones, or is sparse."""
+        of_lists = one.layout != self._torch.strided
+        return one.constant is not None or one.dtype.is_complex or of_lists
 
     def _wrapped(self, views: Any, mode: Any, device: Any) -> Any:
         if isinstance(views, list | tuple):
@@ -151,15 +156,12 @@ class Results:
         at = next((at for at, each in enumerate(tensors) if each is one), None)
         if at is not None:  # in place
             return at
-        if type(one) is not self._fake or one.constant is not None or one.dtype.is_complex:
+        if type(one) is not self._fake or self._apart(one):
             raise _Unknown
         storage = one.untyped_storage()
         last = sum((size - 1) * by for size, by in zip(one.shape, one.stride(), strict=True))
         needed = (last + 1) * one.element_size() if one.numel() else 0
-        if (
-            one.layout != self._torch.strided or one.storage_offset()
-            or storage._cdata in storages or storage.nbytes() != needed
-        ):  # fmt: skip
+        if one.storage_offset() or storage._cdata in storages or storage.nbytes() != needed:
             raise _Unknown
         storages.add(storage._cdata)
         return _Fresh(tuple(one.shape), one.stride(), one.dtype, one.fake_device)
