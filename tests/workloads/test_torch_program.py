@@ -3,7 +3,9 @@ it, and what a program does that cannot be followed.
 """
 
 import contextlib
+import functools
 import inspect
+from collections import deque
 
 import pytest
 from support.torch_steps import TARGET, Mlp, X, functional, matrix_ops, nn, torch
@@ -11,8 +13,9 @@ from support.torch_steps import TARGET, Mlp, X, functional, matrix_ops, nn, torc
 import hybridperf as hp
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Gemm
-from hybridperf.workloads.programs.torch.capture import capture
+from hybridperf.workloads.programs.torch.capture import Captured, capture
 from hybridperf.workloads.programs.torch.ops import kernels
+from hybridperf.workloads.programs.torch.results import Results
 
 
 def test_products_of_a_step_by_hand() -> None:
@@ -311,3 +314,61 @@ def test_weights_made_without_memory_are_counted_once() -> None:
         net, x = nn.Linear(1024, 4096, bias=False), torch.zeros(2, 1024)
     program = hp.from_torch(net, x, train=False)
     assert program.peak_memory.bytes == pytest.approx(4 * 1024 * 4096, rel=0.01)
+
+
+def test_remembered_results_are_those_of_pytorchs_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes, orders, storages and memory of a step, asked anew or made from what was given."""
+    with hp.without_memory():
+        net = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 4, 4), torch.nn.Flatten(2))
+        layer = functools.partial(torch.nn.TransformerEncoderLayer, 32, 4, 64, batch_first=True)
+        blocks = torch.nn.Sequential(*(layer() for _ in range(3)))
+        images = torch.empty(2, 3, 16, 16).to(memory_format=torch.channels_last)
+        update = torch.optim.AdamW([*net.parameters(), *blocks.parameters()])
+
+        def step(images: torch.Tensor) -> None:
+            words = net(images).transpose(1, 2)
+            blocks(words + words[:, :1].expand_as(words)).float().square().mean().backward()
+            update.step()
+            update.zero_grad()
+
+        step(images)
+        remembered = capture(step, (images,))
+        monkeypatch.setattr(Results, "of", lambda _, func, args, kwargs: func(*args, **kwargs))
+        asked = capture(step, (images,))
+    taken = [[op.call._replace(values=()) for op in one.ops] for one in (remembered, asked)]
+    assert taken[0] == taken[1]
+    assert remembered.kept_bytes == asked.kept_bytes
+    assert remembered.peak_bytes == asked.peak_bytes
+
+
+def test_a_step_runs_once_unless_it_begins_with_the_gradients_it_leaves() -> None:
+    """An optimizer's states count from the beginning; what is left is added to."""
+
+    def captured(zeroed: str) -> tuple[Captured, int]:
+        with hp.without_memory():
+            net = torch.nn.Linear(64, 64, bias=False)
+            update, x = torch.optim.AdamW(net.parameters()), torch.empty(8, 64)
+        passed = deque[str]()  # a list would be replaced, too
+
+        def step() -> None:
+            if zeroed == "first":
+                update.zero_grad()
+            passed.append(zeroed)
+            net(x).square().mean().backward()
+            update.step()
+            if zeroed == "last":
+                update.zero_grad()
+
+        return capture(step, ()), len(passed)
+
+    found = [captured(zeroed) for zeroed in ("first", "last", "never")]
+    kinds = [[op.call.kind for op in one.ops if op.phase != "optimizer"] for one, _ in found]
+    times = [passed for _, passed in found]
+    peaks = [one.peak_bytes for one, _ in found]
+    assert times[1] == 1
+    assert times[2] == 2
+    assert kinds[0] == kinds[1]
+    assert "aten::add_" in kinds[2]
+    assert "aten::add_" not in kinds[1]
+    weights_bytes = 4.0 * 64 * 64
+    assert peaks[0] >= 4 * weights_bytes  # weights, gradients, two moments
