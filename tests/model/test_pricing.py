@@ -197,7 +197,7 @@ def check_op(model: PerfModel, op: str, exact: float) -> Callable[..., Any]:
     Seconds and slopes are one compiled function, which is returned: two take twice as long to
     compile.
     """
-    both = seconds_and_slopes(pricer_of(model, op), (0, 1))
+    both = seconds_and_slopes(model, op)
     expected = model.predict_ops(row(op, CASES[op]))["predicted_s"][0]
     assert float(both(model.platform(), CASES[op])[0]) == pytest.approx(expected, rel=exact)
     check_slopes(both, model.platform(), op)
@@ -264,10 +264,20 @@ def check_slopes(both: Callable[..., Any], platform: Platform, op: str) -> None:
         )
 
 
-def seconds_and_slopes(pricer: OpPricer, argnums: int | tuple[int, ...]) -> Callable[..., Any]:
-    """Of (platform, dims)."""
-    both = jax.value_and_grad(lambda platform, dims: pricer(platform, **dims), argnums=argnums)
-    return jitted(both)
+def seconds_and_slopes(model: PerfModel, op: str) -> Callable[..., Any]:
+    """Of (platform, dims); compiled once for each model and op, of whatever sizes."""
+    _, both = COMPILED.get((id(model), op), (None, None))
+    if both is None:
+        pricer = pricer_of(model, op)
+        both = jitted(jax.value_and_grad(lambda platform, dims: pricer(platform, **dims), (0, 1)))
+        COMPILED[id(model), op] = (
+            model,
+            both,
+        )  # the model, too: of one that is gone, another has its id
+    return both
+
+
+COMPILED: dict[tuple[int, str], tuple[PerfModel, Callable[..., Any]]] = {}
 
 
 def with_knob(platform: Platform, name: str, at: int, value: float) -> Platform:
@@ -317,7 +327,7 @@ def test_dimensions_choose_the_group(
     """Also with flags that are traced; slopes stay finite where something is absent."""
     for model, exact in ((learned, 3e-5), (shipped, 1e-6)):
         here = CASES[op] | dims
-        seconds, slopes = seconds_and_slopes(pricer_of(model, op), 1)(model.platform(), here)
+        seconds, (_, slopes) = seconds_and_slopes(model, op)(model.platform(), here)
         assert float(seconds) == pytest.approx(
             model.predict_ops(row(op, here))["predicted_s"][0], rel=exact
         )
