@@ -12,6 +12,7 @@ import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine.knobs import flattened
 from hybridperf.hardware import load_device, load_system
+from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.model import PerfModel
 from hybridperf.runs.run_function import run_elasticities
 from hybridperf.serving.deployment_latency import Question
