@@ -55,8 +55,10 @@ _STARTS = 2.0
 _FROM_CACHE = ("moe", "decode_attention")  # tables repeat an op, whose bytes stay there
 _LAWS = {ROW_ROOFLINE.name: "passes over rows", SCORE_ROOFLINE.name: "cycles of scores"}
 LEAST_PRODUCT = 0.5  # of a quantised layer: so much at least is its product
-_CONTAINED = 0.98  # of what a product inside takes, at the least: learned times are no surer
-_TILES = 64.0, 16.0  # rows
+_CONTAINED = 0.99  # of what a product inside takes, at the least: learned times are no surer
+# of products: sizes that whole tiles fill, and these
+_WHOLE_SIZES = {PRODUCTS: (("m",), (16.0, 64.0)), SINGLE: (("m", "n", "k"), (16.0,))}
+_NEARLY_ALL = 0.9
 # an implementation never met counts as so far outside what was measured
 UNKNOWN_KERNEL_OCTAVES = 1.0
 
@@ -155,7 +157,7 @@ def told_of(
         together = parts[0][1] if len(parts) == 1 else concatenate([rows for _, rows, _ in parts])
         adapted = machine.model.families[family]
         told, at = predicted(adapted, together, alone), 0
-        if family == PRODUCTS:
+        if family in _WHOLE_SIZES:
             told = told.moved(_short_of_contained(parts, machine, adapted, told.log_s))
         for batch, rows, assumed in parts:
             found[id(batch)] = rows, assumed, told.rows(slice(at, at + len(batch)))
@@ -172,14 +174,22 @@ def _short_of_contained(
 
     Tables of some devices hold numbers of rows that fill vectors: of others networks know nothing,
     and by them alone 4,097 rows take a sixth less than 4,096 do. Widths and depths between tiles
-    are the learner's (`ops/gemm.py`).
+    are the learner's (`ops/gemm.py`), but in fp32, where tables hold few sizes of whole tiles:
+    there products that hold nearly all of the work count.
     """
     inner, own, at, start = [], [], [], 0
     for batch, rows, _ in parts:
         op: Any = batch.op
-        whole = _whole(op.m, batch.xp)
-        if batch.xp is not np or np.any(short := whole != op.m):
-            within = batch.of(dataclasses.replace(op, m=whole), machine.device)
+        sizes, tiles = _WHOLE_SIZES[batch.family]
+        if hasattr(op, "batch"):  # another block for each product of a batch
+            sizes = tuple(dict.fromkeys((*sizes, "n")))
+        whole = {name: _whole(getattr(op, name), tiles, batch.xp) for name in sizes}
+        short = functools.reduce(
+            np.logical_or, (whole[name] != getattr(op, name) for name in sizes if batch.xp is np),
+            False,
+        )  # fmt: skip
+        if batch.xp is not np or np.any(short):
+            within = batch.of(dataclasses.replace(op, **whole), machine.device)
             found, _ = rows_of(within, adapted, machine)
             if batch.xp is np:
                 keep = np.flatnonzero(np.broadcast_to(short, (len(batch),)))
@@ -199,14 +209,18 @@ def _short_of_contained(
     # passes what the next whole tile takes, whose products reach more of the peak
     beside = module.exp(least_s.log_roofline_s()) - module.exp(rows.log_roofline_s())
     least = module.log(module.exp(told) + 0.75 * module.maximum(beside, 0.0))
+    if parts[0][0].family == SINGLE:
+        least = module.where(rows.flops >= _NEARLY_ALL * least_s.flops, least, -np.inf)
     places = np.concatenate(at)
     more = module.maximum(least - log_s[places], 0.0)
     return put(module.zeros(len(log_s)), (places,), more)
 
 
-def _whole(size: Array, xp: Any) -> Array:
-    """A number of rows without what fills no tile, the larger that it reaches."""
-    tile = xp.where(size >= _TILES[0], _TILES[0], xp.where(size >= _TILES[1], _TILES[1], 1.0))
+def _whole(size: Array, tiles: Sequence[float], xp: Any) -> Array:
+    """A size without what fills no tile, the largest that it reaches."""
+    tile = 1.0
+    for least in tiles:
+        tile = xp.where(size >= least, least, tile)
     return xp.floor(size / tile) * tile
 
 
