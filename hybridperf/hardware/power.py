@@ -24,7 +24,7 @@ Optimize a CUDA Matmul Kernel", 2022) and 57.6 of an RTX 4090's 82.6 (xzwgit, "g
 
 from __future__ import annotations
 
-from hybridperf.hardware.specs import DeviceSpec
+from hybridperf.hardware.specs import DeviceSpec, architecture
 
 REACHED_SHARE = 0.83  # of the peak, by large products of cards whose power does not limit them
 _HELD_FLOPS_PER_J, _LEAST_HELD = 0.59e12, 0.69
@@ -33,10 +33,9 @@ _UNLIMITED = "sm_120"
 _LANES_SHARE = {"sm_86": 0.66, "sm_89": 0.66, "sm_90": 0.85}
 # share of the clock where a watt fed nothing, and what each FLOP of a joule takes of it
 _HBM_CLOCK, _HBM_CLOCK_PER_FLOP = 1.045, 0.11e-12
-# of AMD's matrix peak, and joules of a process against those of CDNA 2 and 3
-_CDNA_SHARE, _CDNA_PER_FLOP = 0.91, 0.21e-12
-_CDNA_JOULES = {"gfx950": 0.77}
-_CDNA_UNKNOWN, _LEAST_CDNA = 0.6, 0.4  # where the watts are not known; none was seen below
+# of AMD's matrix peak where a watt fed nothing, and what each FLOP of a joule takes of it
+_MATRIX_SHARE, _MATRIX_PER_FLOP = 0.91, 0.21e-12
+_MATRIX_UNKNOWN, _LEAST_MATRIX = 0.6, 0.4  # where the watts are not known; none was seen below
 
 
 def has_gddr(device: DeviceSpec) -> bool:
@@ -59,10 +58,14 @@ def lanes_share(device: DeviceSpec) -> float:
     return _LANES_SHARE.get(device.arch.split()[-1], 1.0)
 
 
-def cdna_share(device: DeviceSpec) -> float:
-    """Share of an AMD card's matrix peak that long products in 16 bits reach at best."""
+def matrix_share(device: DeviceSpec) -> float | None:
+    """Share of an AMD card's matrix peak that long products in 16 bits reach at best; None where
+    nobody wrote down what its architecture's matrix units take.
+    """
     watts, peak = device.tdp_w, device.peak_flops_per_s.get("fp16")
+    joules = architecture(device.arch).get("matrix_joules")
+    if joules is None:
+        return None
     if watts is None or peak is None:
-        return _CDNA_UNKNOWN
-    per_flop = _CDNA_PER_FLOP * _CDNA_JOULES.get(device.arch.split()[-1], 1.0)
-    return max(_CDNA_SHARE - per_flop * peak / watts, _LEAST_CDNA)
+        return _MATRIX_UNKNOWN
+    return max(_MATRIX_SHARE - _MATRIX_PER_FLOP * joules * peak / watts, _LEAST_MATRIX)

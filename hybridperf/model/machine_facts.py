@@ -16,10 +16,10 @@ In 16 bits: `hardware/power.py`, of cards with GDDR memory. With that limit requ
 6000 see first tokens 12 % and tokens 8.5 % too late, without it 7 and 6.
 
 AMD: long products in fp32 on MI100 and MI210 reach 0.69 of the share of the matrix peak that
-NVIDIA's reach. In 16 bits and fewer best shapes reach `cdna_share`, where NVIDIA's rows say 0.89 of
-long products; usual ones fall about as far short of that again. Attention has no shapes of its own.
-Of the memory's bandwidth MI100 and MI210 reach 0.75 in plain loops, where NVIDIA's with HBM reach
-0.9, and 0.76 of their share in products.
+NVIDIA's reach. In 16 bits and fewer best shapes reach `matrix_share`, where NVIDIA's rows say 0.89
+of long products; usual ones fall about as far short of that again. Attention has no shapes of its
+own. Of the memory's bandwidth MI100 and MI210 reach 0.75 in plain loops, where NVIDIA's with HBM
+reach 0.9, and 0.76 of their share in products.
 
 Memory, attention of prompts: an H200 moves no more bytes than an H100, and an A100 as many a cycle
 and multiprocessor: their share of the bandwidth falls as it grows against the chip. By half, in
@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hybridperf.hardware import DeviceSpec, load_device
-from hybridperf.hardware.power import cdna_share, has_gddr, held_share, lanes_share
+from hybridperf.hardware.power import has_gddr, held_share, lanes_share, matrix_share
 from hybridperf.io import InputError
 from hybridperf.learning.prior.form import NO_FACTS, Machine
 
@@ -96,9 +96,9 @@ def _sustained(device: DeviceSpec, family: str) -> dict[str, float]:
         # in 16 bits a law of clock and power brought nothing on A100, H100 and B200 left out
         held |= dict.fromkeys(_NARROW, held_share(device) if has_gddr(device) else 1.0)
     if device.vendor == "AMD" and family in _PRODUCTS | _ATTENTION | {"moe"}:
-        narrow = _OF_NVIDIAS_SHARE
-        if device.arch.startswith("CDNA"):
-            narrow = cdna_share(device) * (1 / _LONG_PRODUCTS if family in _ATTENTION else 1.0)
+        best = matrix_share(device)
+        usual = best and best / (_LONG_PRODUCTS if family in _ATTENTION else 1.0)
+        narrow = usual or _OF_NVIDIAS_SHARE
         held = dict.fromkeys(_NARROW, narrow) | dict.fromkeys(("fp32", "tf32"), _OF_NVIDIAS_SHARE)
     return held
 
