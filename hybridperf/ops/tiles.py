@@ -96,9 +96,8 @@ def product_inputs(m: Array, n: Array, k: Array, gpu: Gpu, batch: Array = 1.0) -
         out |= gpu.waves(f"{tile_m}x{tile_n}", batch * tile_count(m, n, tile_m, tile_n))
     # multiprocessor time over useful time, as if every block kept one multiprocessor busy for its
     # share of k; of all tiles at once, so that a trace holds them as one
-    module, *sizes = reals(m, n, batch)
-    m, n, batch = module.broadcast_arrays(*sizes)
-    tile_m, tile_n, parts = np.reshape(np.transpose(_FILL_TILES), (3, -1, *[1] * m.ndim))
+    axes = max(map(np.ndim, (m, n, batch)))
+    tile_m, tile_n, parts = np.reshape(np.transpose(_FILL_TILES), (3, -1, *[1] * axes))
     waves = whole_tiles(batch * tile_count(m, n, tile_m, tile_n) * parts, gpu.sm_count)
     filled = log2_ratio(waves * gpu.sm_count * tile_m * tile_n / parts, batch * m * n)
     names = [f"fill_{tile_m}x{tile_n}_by{parts}" for tile_m, tile_n, parts in _FILL_TILES]

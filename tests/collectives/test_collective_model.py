@@ -28,6 +28,7 @@ from hybridperf.io.documents import with_checksum
 from hybridperf.learning.prior import adapted, family, train_family
 from hybridperf.learning.prior.shipped import Prior
 from hybridperf.learning.training import TrainingRecipe
+from hybridperf_calibration.ship import link_prior
 from hybridperf_calibration.ship.link_prior import train_prior
 
 NOISE = 0.03
@@ -91,7 +92,7 @@ def quick() -> Iterator[None]:
     """Networks learn a step in a tenth of the steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            fit,
+            link_prior,
             "train_family",
             functools.partial(train_family, recipe=TrainingRecipe(steps=250, batch=256)),
         )

@@ -158,16 +158,16 @@ def told_of(
         adapted = machine.model.families[family]
         told, at = predicted(adapted, together, alone), 0
         if family in _WHOLE_SIZES:
-            told = told.moved(_short_of_contained(parts, machine, adapted, told.log_s))
+            told = told.moved(_short_of_contained(family, parts, machine, adapted, told.log_s))
         for batch, rows, assumed in parts:
-            found[id(batch)] = rows, assumed, told.rows(slice(at, at + len(batch)))
-            at += len(batch)
+            found[id(batch)] = rows, assumed, told.rows(slice(at, at + len(rows)))
+            at += len(rows)
     return found
 
 
 def _short_of_contained(
-    parts: Sequence[tuple[Batch, FamilyRows, Any]], machine: Machine, adapted: Adapted,
-    log_s: Array,
+    family: str, parts: Sequence[tuple[Batch, FamilyRows, Any]], machine: Machine,
+    adapted: Adapted, log_s: Array,
 ) -> Array:  # fmt: skip
     """Logs by which products [R] come out quicker than those of whole tiles of rows inside them,
     and most of what the rest of their rows takes at its roofline.
@@ -178,28 +178,30 @@ def _short_of_contained(
     there products that hold nearly all of the work count.
     """
     inner, own, at, start = [], [], [], 0
+    sizes, tiles = _WHOLE_SIZES[family]
     for batch, rows, _ in parts:
         op: Any = batch.op
-        sizes, tiles = _WHOLE_SIZES[batch.family]
-        if hasattr(op, "batch"):  # another block for each product of a batch
-            sizes = tuple(dict.fromkeys((*sizes, "n")))
-        whole = {name: _whole(getattr(op, name), tiles, batch.xp) for name in sizes}
-        short = functools.reduce(
-            np.logical_or, (whole[name] != getattr(op, name) for name in sizes if batch.xp is np),
-            False,
-        )  # fmt: skip
-        if batch.xp is not np or np.any(short):
-            within = batch.of(dataclasses.replace(op, **whole), machine.device)
-            found, _ = rows_of(within, adapted, machine)
-            if batch.xp is np:
-                keep = np.flatnonzero(np.broadcast_to(short, (len(batch),)))
+        xp, count = batch.xp, len(rows)
+        # of a batch of products each has blocks of its own, in n too
+        names = tuple(dict.fromkeys((*sizes, "n"))) if hasattr(op, "batch") else sizes
+        whole = {name: _whole(getattr(op, name), tiles, xp) for name in names}
+        short: Any = True
+        if xp is np:
+            short = functools.reduce(
+                np.logical_or, (whole[name] != getattr(op, name) for name in names)
+            )
+        if np.any(short):
+            found, _ = rows_of(
+                batch.of(dataclasses.replace(op, **whole), machine.device), adapted, machine
+            )
+            keep = np.arange(count)
+            if xp is np:
+                keep = np.flatnonzero(np.broadcast_to(short, (count,)))
                 found, rows = found.rows(keep), rows.rows(keep)
-                at.append(start + keep)
-            else:
-                at.append(start + np.arange(len(batch)))
+            at.append(start + keep)
             inner.append(found)
             own.append(rows)
-        start += len(batch)
+        start += count
     if not inner:
         return 0.0
     rows, least_s = ((concatenate(each) if len(each) > 1 else each[0]) for each in (inner, own))
@@ -209,7 +211,7 @@ def _short_of_contained(
     # passes what the next whole tile takes, whose products reach more of the peak
     beside = module.exp(least_s.log_roofline_s()) - module.exp(rows.log_roofline_s())
     least = module.log(module.exp(told) + 0.75 * module.maximum(beside, 0.0))
-    if parts[0][0].family == SINGLE:
+    if family == SINGLE:
         least = module.where(rows.flops >= _NEARLY_ALL * least_s.flops, least, -np.inf)
     places = np.concatenate(at)
     more = module.maximum(least - log_s[places], 0.0)
