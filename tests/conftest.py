@@ -15,14 +15,18 @@ LONGEST = ("test_notebooks.py", "test_cli.py", "test_search.py", "test_one_price
 
 
 def pytest_configure() -> None:
-    """Let all processes of a run share what they compile, before any of them imports JAX; have
-    those that tests start take interrupts, which one behind a shell (`&`) is born without.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let all processes of a run share what they compile, before any of them imports JAX."""
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder()))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def pytest_runtest_setup() -> None:
+    """Have processes that a test starts take interrupts: a command that was interrupted in this one
+    takes no second (`cli/app.py`), nor does what a shell runs behind `&`; children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
