@@ -317,7 +317,7 @@ def test_weights_made_without_memory_are_counted_once() -> None:
 
 
 def test_remembered_results_are_those_of_pytorchs_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes, orders, storages and memory of a step, asked anew or made from what was given."""
+    """Shapes, orders, storages and memory of a step, asked each time or made from the first."""
     with hp.without_memory():
         net = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 4, 4), torch.nn.Flatten(2))
         layer = functools.partial(torch.nn.TransformerEncoderLayer, 32, 4, 64, batch_first=True)
@@ -339,6 +339,27 @@ def test_remembered_results_are_those_of_pytorchs_rules(monkeypatch: pytest.Monk
     assert taken[0] == taken[1]
     assert remembered.kept_bytes == asked.kept_bytes
     assert remembered.peak_bytes == asked.peak_bytes
+
+
+def test_a_remembered_result_lies_on_the_device_of_what_the_op_takes() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    results, times = Results(torch), torch.ops.aten.mul.Tensor
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for device in ("cpu", "meta", "cpu"):
+            given = torch.empty(4, device=device)
+            assert results.of(times, (given, given), {}).device.type == device
+
+
+def test_a_step_may_close_over_a_name_that_is_bound_later() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x if x.dim() else scale(x)
+
+    with hp.without_memory():
+        x = torch.empty(8, 8)
+    assert not capture(step, (x,)).ops
+    if x.dim() > 2:
+        scale = torch.relu
 
 
 def test_a_step_runs_once_unless_it_begins_with_the_gradients_it_leaves() -> None:

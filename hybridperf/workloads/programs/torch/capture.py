@@ -23,7 +23,7 @@ from unittest import mock
 
 from hybridperf.io import InputError
 from hybridperf.workloads.own import check_call
-from hybridperf.workloads.programs.torch.fakes import Fakes, as_made, without_memory
+from hybridperf.workloads.programs.torch.fakes import Fakes, as_made, closed_over, without_memory
 from hybridperf.workloads.programs.torch.messages import is_message
 from hybridperf.workloads.programs.torch.on_gpu import fused_drops, fused_norms
 from hybridperf.workloads.programs.torch.record import CapturedOp, SameStep, recorder
@@ -117,7 +117,7 @@ def _old_objects_aside() -> Iterator[None]:
 
 def _is_compiled(torch: Any, fn: Any) -> bool:
     """Whether a program, or a module that it closes over, was given to `torch.compile`."""
-    held = [fn, *(one.cell_contents for one in getattr(fn, "__closure__", None) or ())]
+    held = [fn, *closed_over(fn)]
     modules = [one for of in held if isinstance(of, torch.nn.Module) for one in of.modules()]
     marks = ("_torchdynamo_orig_callable", "_orig_mod")
     return any(hasattr(one, mark) for one in (*held, *modules) for mark in marks) or any(

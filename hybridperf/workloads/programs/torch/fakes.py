@@ -224,6 +224,13 @@ def as_made(*values: Any) -> Iterator[None]:
         yield
 
 
+def closed_over(function: Any) -> Iterator[Any]:
+    """What a function closes over, without names that are not bound yet."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            yield cell.cell_contents
+
+
 def _behind(value: Any) -> Iterator[Any]:
     """What a function closes over, its globals, the object that a method is of."""
     function = getattr(value, "__func__", value)
@@ -231,7 +238,7 @@ def _behind(value: Any) -> Iterator[Any]:
         return
     if function is not value:
         yield value.__self__
-    yield from (cell.cell_contents for cell in function.__closure__ or ())
+    yield from closed_over(function)
     names = function.__code__.co_names
     yield from (function.__globals__[one] for one in names if one in function.__globals__)
 
@@ -357,9 +364,14 @@ class Fakes:
         used = {name for name in value.__code__.co_names if name in value.__globals__}
         mine = {name: value.__globals__[name] for name in used}
         found = {name: self.of(one) for name, one in mine.items() if isinstance(one, kinds)}
-        cells = tuple(
-            types.CellType(replaced(one.cell_contents)) for one in value.__closure__ or ()
-        )
+
+        def own(cell: types.CellType) -> types.CellType:
+            try:
+                return types.CellType(replaced(cell.cell_contents))
+            except ValueError:  # of a name that is not bound yet
+                return cell
+
+        cells = tuple(map(own, value.__closure__ or ()))
         if not found and not cells:
             return value
         made = types.FunctionType(

@@ -2,7 +2,7 @@
 
 Layers repeat: most ops of a step take tensors of shapes, orders and formats that the same op took
 before, and give what it gave then. PyTorch asks its rules for tensors without memory at each call
-(0.3 to 1 ms); here a result is made anew from the shape, order and format of the first one (some
+(0.3 to 1 ms); here a result is made from the shape, order and format of the first one (some
 30 us). A view is asked of PyTorch's own kernel, so that it lies in the storage that it is a view
 of.
 
@@ -101,9 +101,7 @@ class Results:
 
     def _of_lists(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], n: int) -> Any:
         """Of an op that goes over lists: what it gives for each place of them."""
-        each = [
-            self.of(func, *_of_place(args, kwargs, at)) for at in range(n)
-        ]  # fmt: skip
+        each = [self.of(func, *_of_place(args, kwargs, at)) for at in range(n)]
         if not func._schema.returns:
             return None
         return [one for given in each for one in given]
@@ -121,7 +119,7 @@ class Results:
             if kind is self._fake:
                 if self._apart(one):
                     raise _Unknown
-                key += (one.shape, one.stride(), one.storage_offset(), one.dtype)
+                key += (one.shape, one.stride(), one.storage_offset(), one.dtype, one.fake_device)
                 tensors.append(one)
             elif kind is list or kind is tuple:
                 self._describe(one, key, tensors)
