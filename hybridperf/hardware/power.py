@@ -12,7 +12,8 @@ AMD's long products in 16 bits reach less of the matrix peak the more of it a wa
 MI250X 0.77, MI325X 0.60 to 0.64, MI300X 0.51 to 0.54 with 0.68, 1.31 and 1.74 TFLOP/s a watt
 (Bekman, "Machine Learning Engineering", 2025; AMD, "Measuring Max-Achievable FLOPs", 2025). CDNA 4
 does it by three quarters of the joules: MI355X 0.64 and MI350X 0.45 to 0.51 with 1.80 and 2.31 (Hu
-et al., "HipKittens", 2025). With one of the five left out the line is 1 to 7 % off it. These are
+et al., "HipKittens", 2025). With one of the five left out the line through the rest is 1 to 10 %
+off it, 17 % where that is the MI350X: chosen in sight of all five. These are
 best shapes; ten of DeepSeek V3 reach 0.74 to 0.81 of an MI325X's best (AMD, "Typical Attained
 FLOPs", 2026), where an H100's would 0.94 by its rows.
 

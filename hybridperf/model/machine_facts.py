@@ -96,9 +96,11 @@ def _sustained(device: DeviceSpec, family: str) -> dict[str, float]:
         # in 16 bits a law of clock and power brought nothing on A100, H100 and B200 left out
         held |= dict.fromkeys(_NARROW, held_share(device) if has_gddr(device) else 1.0)
     if device.vendor == "AMD" and family in _PRODUCTS | _ATTENTION | {"moe"}:
-        best = matrix_share(device)
-        usual = best and best / (_LONG_PRODUCTS if family in _ATTENTION else 1.0)
-        narrow = usual or _OF_NVIDIAS_SHARE
+        narrow = matrix_share(device)
+        if narrow is None:
+            narrow = _OF_NVIDIAS_SHARE
+        elif family in _ATTENTION:
+            narrow /= _LONG_PRODUCTS
         held = dict.fromkeys(_NARROW, narrow) | dict.fromkeys(("fp32", "tf32"), _OF_NVIDIAS_SHARE)
     return held
 

@@ -270,13 +270,11 @@ def seconds_and_slopes(model: PerfModel, op: str) -> Callable[..., Any]:
     if both is None:
         pricer = pricer_of(model, op)
         both = jitted(jax.value_and_grad(lambda platform, dims: pricer(platform, **dims), (0, 1)))
-        COMPILED[id(model), op] = (
-            model,
-            both,
-        )  # the model, too: of one that is gone, another has its id
+        COMPILED[id(model), op] = model, both
     return both
 
 
+# the model, too: of one that is gone, another has its id
 COMPILED: dict[tuple[int, str], tuple[PerfModel, Callable[..., Any]]] = {}
 
 

@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.claims.stragglers import (
-    of_jobs,
-    of_unknown,
-    of_workers,
-    slow_down_at,
-)
+from benchmarks.claims.stragglers import of_jobs, of_unknown, of_workers, slow_down_at
 from hybridperf.io import InputError, read_table
 from hybridperf.runs.stragglers import WorkerNoise
 

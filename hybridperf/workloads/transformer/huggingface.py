@@ -58,9 +58,8 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     for table in (config.get(one) for one in _TABLES):
         config = {**(table if isinstance(table, dict) else {}), **config}
     if name == "nemotron_h" and isinstance(words := config.get("layers_block_type"), list):
-        pattern = [
-            _words("letters").get(word, word) for word in words
-        ]  # as Transformers 5 saves it
+        letters = _words("letters")
+        pattern = [letters.get(word, word) for word in words]  # as Transformers 5 saves it
         config = {"hybrid_override_pattern": pattern, "num_hidden_layers": len(words)} | config
     config = {**habits["defaults"], **{key: one for key, one in config.items() if one is not None}}
     _check_holds(str(name), config, habits["only"])

@@ -120,7 +120,7 @@ def shard_parameters(passes: Passes, weights: Weights, config: TransformerConfig
             beside: Part = "replica" if group.nodes == 1 else "zero"
             label = "shards of gradients summed"
             steps.append(replicas.step("all_reduce", shard_bytes, beside, label))
-    backward = (*before_backward, *passes.backward, *tuple(steps))
+    backward = (*before_backward, *passes.backward, *steps)
     return Passes((*gathers, *passes.forward), backward, again)
 
 
