@@ -6,6 +6,7 @@ needs no calibration (it says why). No traceback without `--debug`.
 """
 
 import _thread
+import atexit
 import codecs
 import contextlib
 import functools
@@ -140,6 +141,13 @@ def main(arguments: list[str] | None = None) -> None:
     finally:
         sys.unraisablehook = unraisable
         sys.stdout, sys.stderr = streams
+        # all is written: an interrupt of what Python still tidies up would end it as if it were not
+        atexit.unregister(_uninterrupted)
+        atexit.register(_uninterrupted)
+
+
+def _uninterrupted() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _again(lost: Any, unraisable: Callable[[Any], Any]) -> None:
@@ -187,7 +195,7 @@ def _main(arguments: list[str] | None) -> None:
             raise KeyboardInterrupt
         sys.stdout.flush()
     except (KeyboardInterrupt, Interrupted) as interrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one has nothing to add
+        _uninterrupted()  # a second one has nothing to add
         kept = f"written were {', '.join(map(str, MOVED))}, other files" if MOVED else "files"
         warn(f"interrupted; {str(interrupt) or f'{kept} that were there are as they were'}")
         status = _INTERRUPTED

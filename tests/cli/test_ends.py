@@ -132,3 +132,20 @@ def test_an_interrupt_that_python_dropped_comes_again(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, "interrupted; " in done.stderr) == (130, True), done.stderr
+
+
+def test_an_interrupt_after_the_end_changes_nothing(tmp_path: Path) -> None:
+    """What Python tidies up after a command was interrupted as if answers were not written."""
+    code = """if True:
+        import atexit, signal
+        from hybridperf.cli import app
+
+        atexit.register(signal.raise_signal, signal.SIGINT)
+        app.main(["ops", "ops.csv", "--model", "v100", "--out", "out.csv"])
+    """
+    (tmp_path / "ops.csv").write_text(OPS)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out.csv").exists()

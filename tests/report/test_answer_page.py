@@ -384,7 +384,7 @@ def test_parts_of_a_steps_bar_add_up_to_its_span(opened):
     tab = opened("words", answer)
     tracks = "[...document.querySelectorAll('.track')]"
     sums = f"{tracks}.map(t => [...t.children].reduce((s, p) => s + parseFloat(p.style.width), 0))"
-    spans = np.array([row["gpu_span_s"] for row in answer["steps"]])
+    spans = answer["steps"]["gpu_span_s"].to_numpy()
     assert np.array(tab.value(sums)) / 100 == pytest.approx(spans / spans.max(), rel=1e-4)
 
 
