@@ -90,7 +90,7 @@ class ServingFit:
     def of(self, rows: Sequence[ServedRow]) -> ServingEffects:
         """Of each row's framework [N]."""
         logs = logs_of(believed_effects(rows))
-        for at, row in enumerate(rows):
+        for at, row in enumerate(rows if self.effects else ()):
             any_of_its_kind = _APART if row.prefill else ""
             kind = kind_of(row)
             if known := next((one for one in (kind, _like(kind)) if one in self.effects), None):
@@ -101,8 +101,8 @@ class ServingFit:
                 for name in _SHARED:
                     place = NAMES.index(name)
                     logs[place, at] = self.effects[any_of_its_kind][place]
-            if row.requests:
-                logs[NAMES.index("burst"), at] = -np.log(row.requests)
+        requests = np.array([row.requests for row in rows])
+        logs[NAMES.index("burst"), requests > 0] = -np.log(requests[requests > 0])
         return effects_of(logs)
 
     def left(self, rows: Sequence[ServedRow], target: str) -> tuple[np.ndarray, np.ndarray]:
@@ -315,12 +315,17 @@ _WORDS = ("framework", "model", "version", "system", "scheme", "layout")
 def _told(rows: Sequence[ServedRow]) -> tuple[tuple[tuple[str, ...], ...], np.ndarray]:
     """What rows share or not, and their sizes [N, 4]."""
     words, sizes = [], []
+    known: dict[tuple, tuple[str, ...]] = {}  # of rows told apart by what they hold
     for row in rows:
         engine = row.engine
         assert engine is not None
-        scheme = f"{engine.quant} {engine.of_experts()} {engine.drafted}"
-        layout = f"{engine.tp} {engine.attention_dp} {engine.expert_ep} {engine.pp}"
-        words.append((kind_of(row), row.model, row.version, row.system, scheme, layout))
+        kind = kind_of(row)
+        key = kind, row.model, row.version, row.system, id(engine)
+        if key not in known:
+            scheme = f"{engine.quant} {engine.of_experts()} {engine.drafted}"
+            layout = f"{engine.tp} {engine.attention_dp} {engine.expert_ep} {engine.pp}"
+            known[key] = (*key[:4], scheme, layout)
+        words.append(known[key])
         sizes.append((row.clients / row.workers, row.prompt, row.output, row.gpus))
     return tuple(words), sizes_of(np.array(sizes, float))
 

@@ -27,7 +27,7 @@ from hybridperf.serving.rows import (
 
 def assumed(frame: pd.DataFrame) -> pd.DataFrame:
     """What is assumed of R operating points where they say nothing, as `hp.assumed` has it."""
-    rows = zip(said_values(frame)[0], understood(frame), strict=True)
+    rows = zip(said_values(frame), understood(frame), strict=True)
     found = [left_open(values, row) for values, row in rows]
     return pd.DataFrame(found, index=frame.index, dtype=object)
 

@@ -89,7 +89,7 @@ def nearest_point(told: Mapping[str, Any], gpus: float = 0.0) -> Point | None:
         told: as of `points_of`.
         gpus: of all engines, where the row tells no more; 0: not told.
     """
-    before = shipped_toml(__package__, "disaggregated.toml")["before"]
+    before = _disaggregated()["before"]
     system = told["system"]
     older = next((system.replace(own, old) for own, old in before.items() if own in system), system)
     of_device, of_older = (
@@ -113,8 +113,13 @@ def nearest_point(told: Mapping[str, Any], gpus: float = 0.0) -> Point | None:
 @functools.cache
 def _benchmarks() -> list[tuple[dict[str, Any], list[tuple[list[int], Point]]]]:
     """Each benchmark's conditions, and its points with their clients."""
-    found = shipped_toml(__package__, "disaggregated.toml")["benchmark"]
-    return [(one, [_point(**point) for point in one.pop("points")]) for one in found]
+    benchmarks = _disaggregated()["benchmark"]
+    return [(one, [_point(**point) for point in one["points"]]) for one in benchmarks]
+
+
+@functools.cache
+def _disaggregated() -> dict[str, Any]:
+    return shipped_toml(__package__, "disaggregated.toml")
 
 
 def _point(

@@ -56,16 +56,21 @@ class Served:
 
 def believed_effects(rows: Sequence[ServedRow]) -> ServingEffects:
     """Of each row's framework [N]; a client's own number of requests tells its burst."""
-    each = [
-        believed(
-            row.framework, row.prefill is not None, row.eager, row.launch_host, row.release,
-            row.view == "engine", row.machine.spec if row.machine else None,
-        )
-        for row in rows
-    ]  # fmt: skip
-    found = {name: np.array([getattr(one, name) for one in each]) for name in NAMES}
-    told = np.array([row.requests for row in rows])
-    found["burst"] = np.where(told > 0, 1.0 / np.maximum(told, 1.0), found["burst"])
+    place: dict[tuple, int] = {}  # of kinds of rows, told apart by what they hold, not by its value
+    kinds: list[ServingEffects] = []
+    of = np.empty(len(rows), int)
+    for at, row in enumerate(rows):
+        told = row.framework, row.prefill is not None, row.eager, row.release, row.view == "engine"
+        kind = (*told, id(row.launch_host), id(row.machine))
+        if kind not in place:
+            spec = row.machine.spec if row.machine else None
+            place[kind] = len(kinds)
+            kinds.append(believed(*told[:3], row.launch_host, *told[3:], spec))
+        of[at] = place[kind]
+    found = {name: np.array([getattr(one, name) for one in kinds])[of] for name in NAMES}
+    told_requests = np.array([row.requests for row in rows])
+    burst = 1.0 / np.maximum(told_requests, 1.0)
+    found["burst"] = np.where(told_requests > 0, burst, found["burst"])
     return ServingEffects(**found)
 
 
@@ -77,10 +82,7 @@ def served(
     times = _times(rows, problems, load)
     good = [at for at in range(len(rows)) if at not in problems]
     models = {key[0]: load(key[0]) for key in times}
-    mine = [
-        dataclasses.replace(rows[at], launch_host=models[rows[at].machine].host)  # type: ignore[index]
-        for at in good
-    ]
+    mine = [rows[at].having(launch_host=models[rows[at].machine].host) for at in good]  # type: ignore[index]
     memory = {key: serving_memory(key[1]) for key in times}
     place: dict[Any, int] = {key: at for at, key in enumerate(times)}
     of = [(row.machine, row.engine) for row in mine]

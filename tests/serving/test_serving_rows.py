@@ -54,6 +54,25 @@ def test_names_of_one_model_are_one() -> None:
     assert len({row.engine for row in rows}) == 1
 
 
+def test_rows_of_one_table_say_what_each_says_by_itself() -> None:
+    """Rows alike but for their sizes are understood once: not lengths of a benchmark's scripts."""
+    told = [
+        *({**one, "isl": isl, "osl": 100, "concurrency": clients, "id": f"{isl} {clients}"}
+          for one in (DENSE, EXPERTS) for isl in (7, 900.0, 1024) for clients in (1, 3.5)),
+        *({**EXPERTS, "isl": 1024, "osl": 1024, "concurrency": clients} for clients in (1, 8, 512)),
+        {**DENSE, "max_model_len": 2048}, {**DENSE, "max_model_len": 2047}, {**DENSE, "osl": 0.5},
+        {**DENSE, "max_model_len": 2047, "isl": 1023}, {**DENSE, "concurrency": 1e30},
+        {**DENSE, "concurrency": None, "source": "silicon_concurrency=5"},
+        {**DENSE, "concurrency": None, "batch_size": 7}, {**DENSE, "isl": None},
+        {**DENSE, "view": "engine"}, {**DENSE, "view": "engine", "isl": 5},
+        {**EXPERTS, "tp_size": 12, "moe_tp_size": 12}, {**DENSE, "model_path": "bert-large"},
+    ]  # fmt: skip
+    together = understood(table(*told))
+    alone = [understood(table(one))[0] for one in told]
+    assert together == alone
+    assert len({row.refused for row in together}) > 5
+
+
 @pytest.mark.parametrize("tp", [12, 28, 36, 72])
 def test_a_total_of_gpus_is_the_deployment_it_is_likest_to(tp: int) -> None:
     """InferenceX lists a deployment's GPUs as tp; its recipes tell engines of as many."""
