@@ -109,13 +109,10 @@ TASKS = (
          " --method size_lookup --folder placed",
          ("size_lookup", "size_lokup"), "did you mean 'size_lookup'",
          ("placed/shard.json", "placed/shard.png")),
-    Task("a grid", _TUTORIALS + "search.md",
-         "hybridperf sweep grid.toml --out grid.parquet --top 5",
-         ("grid.parquet", "grid.csv"), ".parquet", ("grid.parquet", "grid.top.csv")),
-    Task("a search", _TUTORIALS + "search.md",
-         "hybridperf search cheapest_platform --folder found",
-         ("cheapest_platform", "cheapest_platfrom"), "did you mean 'cheapest_platform'",
-         ("found/convergence.png",)),
+    Task("a grid", _TUTORIALS + "grids.md",
+         "hybridperf sweep grid.toml --out grid_by_spec.parquet --top 5",
+         ("grid_by_spec.parquet", "grid.csv"), ".parquet",
+         ("grid_by_spec.parquet", "grid_by_spec.top.csv")),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 _NAMES = (
     "demo calibrate fit plan-measurements ops collectives predict steps serve run rl plan pool"
-    " shard sweep search devices systems models show validate calibrations trace:summary"
+    " shard sweep devices systems models show validate calibrations trace:summary"
     " trace:replay trace:export"
 )
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TextIO
 import typer.main
 
 from hybridperf.cli.common import WORDS, add_commands, warn
-from hybridperf.cli.explore import search, shard, sweep
+from hybridperf.cli.explore import shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrate, calibrations, demo, fit, plan_measurements
 from hybridperf.cli.manner import Interrupted, by_task, renewed, versions
@@ -52,7 +52,7 @@ app = typer.Typer(
 )
 add_commands(
     app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps, serve, plan,
-    run, rl, pool, place, workers, jobs, shard, sweep, search, devices, systems, models, show,
+    run, rl, pool, place, workers, jobs, shard, sweep, devices, systems, models, show,
     validate, calibrations, page,
 )  # fmt: skip
 app.add_typer(trace, name="trace")

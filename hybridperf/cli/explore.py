@@ -1,4 +1,4 @@
-"""`hybridperf sweep`, `search` and `shard`: many configurations asked at once."""
+"""`hybridperf sweep` and `shard`: many configurations asked at once."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,7 +51,10 @@ def sweep(
     from hybridperf.report.text import print_table
 
     if example:
-        return _print_example(sorted(SHIPPED.glob("collectives_*"))[0])
+        text = min(SHIPPED.glob("collectives_*")).read_text("utf-8")
+        common.result(spec=text)
+        print(text, end="")
+        return 0
     if not spec or out is None:
         lacking = "--out FILE" if spec else "a question with its fields or SPEC"
         raise wrong(f"expected {lacking} with `sweep`, got none; --example prints a spec")
@@ -74,9 +77,6 @@ def sweep(
     rate = ", all done before"
     if done.computed:
         rate = f", {done.computed / done.seconds:,.0f} points/s"
-    if done.computed and done.seconds / 2 < done.compiling_s < done.seconds:
-        without = f"{done.computed / (done.seconds - done.compiling_s):,.0f} points/s"
-        rate += f" (of which compiling {done.compiling_s:.1f} s; without it {without})"
     print(f"{done.rows:,} rows of {done.points:,} points in {done.out}, {done.seconds:.1f} s{rate}")
     common.result(rows=done.rows, points=done.points, out=done.out)
     if (html is not None or not printed()) and done.rows:
@@ -116,45 +116,6 @@ def _fields(question: str, words: list[str]) -> tuple[dict[str, str], dict[str, 
     known = question_of(question).settings if question in ANSWERED_BY else ()
     settings: dict[str, Any] = {name: fields.pop(name) for name in known if name in fields}
     return fields, settings
-
-
-def search(
-    spec: Annotated[str, Argument()] = "",
-    out: Annotated[Path | None, Option("--folder")] = None,
-    starts: int | None = None,
-    seed: int | None = None,
-    example: bool = False,
-) -> int:
-    """Find the best point within bounds and constraints, such as the lowest cost, and what limits
-    it.
-    """
-    from hybridperf.explore.searches import report as reports
-    from hybridperf.explore.searches.run import search as run_search
-    from hybridperf.explore.searches.spec import SHIPPED
-    from hybridperf.io import check_folder_writable
-
-    if example:
-        return _print_example(SHIPPED / "cheapest_platform.toml")
-    if not spec:
-        raise wrong("expected SPEC with `search`, got none; --example prints one")
-    if out:
-        check_folder_writable(out)  # before minutes of work
-    compilation_cache()
-    result = run_search(spec, starts=starts, seed=seed, quiet=False)
-    print(reports.search_report(result))
-    common.result(**result.document())
-    if out:
-        written = result.save(out)
-        reports.convergence_plot(result, out / "convergence.png")
-        print(f"result in {written}, how it was found in {out / 'convergence.png'}")
-    return 0
-
-
-def _print_example(path: Path) -> int:
-    text = path.read_text("utf-8")
-    common.result(spec=text)
-    print(text, end="")
-    return 0
 
 
 def shard(

@@ -33,7 +33,7 @@ from hybridperf.engine.step_width import StepWidth
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import LEVELS
 from hybridperf.io import InputError, unknown
-from hybridperf.io.namespace import SOONER_COMPILED, Array, array_module, fresh_views, is_traced
+from hybridperf.io.namespace import SOONER_COMPILED, Array, array_module, is_traced
 from hybridperf.model import GROUP_KNOBS, LEVEL_KNOBS, PerfModel, Platform
 from hybridperf.model.alive import MACHINE
 from hybridperf.model.calls import kind_of, row_kinds
@@ -241,14 +241,6 @@ def _replaced(platform: Platform, fields: Mapping[str, Any]) -> Platform:
     plain["knobs"] = dataclasses.replace(platform.knobs, **knobs)
     plain["links"] = platform.links and dataclasses.replace(platform.links, **links)
     return dataclasses.replace(platform, **plain)
-
-
-def with_knobs(platform: Platform, values: Mapping[str, Any]) -> Platform:
-    """A platform at one point, whose knobs by the names of `knob_names()` may be traced."""
-    platform = jax.tree.map(jnp.asarray, fresh_views(platform))  # traced groups pick from them
-    kept = [name for name in values if platform.links is not None or name not in LINK_KNOBS]
-    fields = _varied(platform, {name: jnp.reshape(values[name], 1) for name in kept}, GROUPS)
-    return _replaced(platform, {name: field[..., 0] for name, field in fields.items()})
 
 
 def _check_numbers(workload: Workload, rows: StepTable, platform: Platform) -> None:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -342,28 +342,6 @@ class StepFunction:
 def flat(knobs: Knobs) -> dict[str, Any]:
     """Values by the names of `predict_batch`: `gemm__floor_s`, `l2__level_bytes`, `launch_s`."""
     return dict(_flattened(knobs))
-
-
-def by_names(usual: Knobs, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Knobs with some values by the names of `flat`; a `KNOB` alone multiplies each group's."""
-    out = {name: dict(own) if isinstance(own, Mapping) else own for name, own in usual.items()}
-    out["levels"], out["groups"] = (
-        {whose: dict(own) for whose, own in usual[name].items()} for name in ("levels", "groups")
-    )
-    # a group's own value is the last word
-    for name, value in sorted(values.items(), key=lambda item: "__" in item[0]):
-        whose, _, knob = name.rpartition("__")
-        places = [out.get(place, {}) for place in ("links", "effects")] if not whose else []
-        places += [out[place].get(whose, {}) for place in ("levels", "groups")] if whose else []
-        if not whose and knob in GROUP_KNOBS:
-            for own in out["groups"].values():
-                own[knob] = own[knob] * value
-        elif name in PLATFORM_KNOBS:
-            out[name] = value
-        for place in places:
-            if knob in place:
-                place[knob] = value
-    return out
 
 
 def _flattened(knobs: Knobs) -> Iterator[tuple[str, Any]]:

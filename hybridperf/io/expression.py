@@ -4,11 +4,7 @@ Text is parsed by Python's own parser and read by a short list of what may stand
 it is ever run as code. All numbers are float64, so nothing overflows into another number; what has
 no value (a division by zero) is NaN, and no comparison with it holds.
 
-One walk gives three kinds of value: columns of a sweep (NumPy), traced numbers of a search (JAX,
-whose maxima may be softened) and intervals, what a formula can be anywhere in a box. An interval
-never excludes a value that is possible; it may include some that are not, the less the smaller the
-box. What has no bound that we know (a division by an interval across zero, a remainder) is
-everything from minus to plus infinity.
+One walk gives columns of a sweep (NumPy) and traced numbers of a search (JAX).
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import ast
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -55,27 +51,9 @@ class Comparison:
         return self.less.at(columns), self.more.at(columns)
 
     @property
-    def names(self) -> frozenset[str]:
-        return self.less.names | self.more.names
-
-    def cannot_hold(self, boxes: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """Where bounds of its names prove that it fails; bool [n]."""
-        less, more = self.less.interval(boxes), self.more.interval(boxes)
-        return (less[0] > more[1]) | (self.equal & (more[0] > less[1]))
-
-    @property
     def text(self) -> str:
         """It in words that people wrote, the lesser side first."""
         return f"{self.less.text} {'==' if self.equal else '<='} {self.more.text}"
-
-
-def behind(names: Collection[str], depends: Mapping[str, Collection[str]]) -> set[str]:
-    """Names, and all that they depend on by way of others."""
-    todo, seen = set(names), set[str]()
-    while todo:
-        seen.add(name := todo.pop())
-        todo |= set(depends.get(name, ())) - seen
-    return seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,16 +91,6 @@ class Expression:
     def traced(self, values: Mapping[str, Any], xp: Any) -> Any:
         """Its value from numbers of any kind; `xp` is `jax.numpy` or has its functions by name."""
         return _value(self._tree, values, xp)
-
-    def interval(
-        self, boxes: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds of its value from bounds of each name; never narrower than the truth."""
-        ranges = {name: Bounds(*boxes[name]) for name in self.names}
-        with np.errstate(all="ignore"):
-            value = _value(self._tree, ranges, np)
-        ends = (value.low, value.high) if isinstance(value, Bounds) else (value, value)
-        return np.asarray(ends[0], np.float64), np.asarray(ends[1], np.float64)
 
     def divisors(self) -> list[Expression]:
         """What it divides by, the innermost last."""
@@ -254,48 +222,3 @@ def _comparisons(node: ast.expr, where: str) -> list[Comparison]:
 
 def _side(node: ast.expr) -> Expression:
     return parse(ast.unparse(node), "a side of a condition")
-
-
-@dataclasses.dataclass(frozen=True)
-class Bounds(np.lib.mixins.NDArrayOperatorsMixin):
-    """Numbers from `low` to `high` [n], one pair for each box."""
-
-    low: Any
-    high: Any
-
-    def __array_ufunc__(self, function: np.ufunc, method: str, *given: Any) -> Bounds:
-        """What operators and NumPy's functions come to."""
-        of = [one if isinstance(one, Bounds) else Bounds(one, one) for one in given]
-        with np.errstate(all="ignore"):
-            return _RULES[function](*of)
-
-
-def _rising(function: Callable, *of: Bounds) -> Bounds:
-    """A function that rises in all it is given."""
-    return Bounds(function(*(one.low for one in of)), function(*(one.high for one in of)))
-
-
-def _corners(function: Callable, a: Bounds, b: Bounds) -> Bounds:
-    corners = [function(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
-    stacked = np.stack(np.broadcast_arrays(*corners))
-    low, high = stacked.min(0), stacked.max(0)
-    return Bounds(np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high))
-
-
-def _unless(unknown: Any, known: Bounds) -> Bounds:
-    return Bounds(np.where(unknown, -np.inf, known.low), np.where(unknown, np.inf, known.high))
-
-
-_RULES: dict[np.ufunc, Callable[..., Bounds]] = {
-    np.negative: lambda a: Bounds(-a.high, -a.low),
-    np.add: functools.partial(_rising, np.add),
-    np.subtract: lambda a, b: a + -b,
-    np.multiply: functools.partial(_corners, np.multiply),
-    np.divide: lambda a, b: _unless((b.low <= 0) & (b.high >= 0), _corners(np.divide, a, b)),
-    np.floor_divide: lambda a, b: np.floor(a / b),
-    np.remainder: lambda a, b: _unless(np.ones(np.shape(a.low + b.low), bool), a),
-    # of a base above zero monotonous in both, so that corners hold the extremes
-    np.power: lambda a, b: _unless(np.asarray(a.low) <= 0, _corners(np.power, a, b)),
-    np.log2: lambda a: _unless(np.asarray(a.low) <= 0, _rising(np.log2, a)),
-    **{f: functools.partial(_rising, f) for f in (np.minimum, np.maximum, np.ceil, np.floor)},
-}

@@ -17,7 +17,7 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine import step_function as module
 from hybridperf.engine.batches import BatchPredictor, predict_batch
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.step_function import by_names, flat, step_function
+from hybridperf.engine.step_function import flat, step_function
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
@@ -42,6 +42,23 @@ def machine(name: str) -> PerfModel:
         )
     device, system = {"h100": ("h100_sxm", "dgx_h100"), "a100": ("a100_sxm4_80g", "dgx_a100")}[name]
     return load_model(device).with_collectives(hp.load_collectives(system))
+
+
+def by_names(usual: dict, values: dict) -> dict:
+    """Knobs with some values by the names of `flat`."""
+    return {
+        name: by_names(
+            own,
+            {
+                knob.removeprefix(f"{name}__"): value
+                for knob, value in values.items()
+                if knob.startswith(f"{name}__") or name in ("links", "effects", "levels", "groups")
+            },
+        )
+        if isinstance(own, dict)
+        else values.get(name, own)
+        for name, own in usual.items()
+    }
 
 
 def transformer(random: np.random.Generator) -> Workload:

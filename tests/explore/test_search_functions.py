@@ -35,6 +35,7 @@ def test_the_cheapest_machine_under_a_roofline(tmp_path):
     assert fast.multiplier == pytest.approx(-1, rel=CLOSE)
     assert fast.objective_then == pytest.approx(97 / 1.01, rel=CLOSE)
     assert all(one.bound_multiplier == 0 for one in found.knobs)
+    assert [one.elasticity for one in found.knobs] == pytest.approx([16 / 97, 81 / 97], rel=CLOSE)
     assert "rates.bw" in hp.search_report(found)
     assert json.loads(found.save(tmp_path).read_text())["knobs"]["rates.fl"]["at"] == ""
 
@@ -141,6 +142,9 @@ def test_rates_of_a_machine_under_a_budget():
         ({"constraints": ["z <= 1"]}, "z"),
         ({"minimise": "a", "maximise": "b"}, "leave one out"),
         ({"minimise": ""}, "say which with minimise"),
+        ({"constraints": ["x >= 1 or a >= 2"]}, "has no distance from being true"),
+        ({"starts": 0}, "expected starts as a whole number from 1 to 4,096, got 0"),
+        ({"seed": 1.5}, "expected seed as a whole number"),
     ],
 )
 def test_what_is_wrong_is_said(asked, says):
@@ -149,8 +153,10 @@ def test_what_is_wrong_is_said(asked, says):
         hp.search(lambda knobs: {"a": knobs["x"], "b": 2 * knobs["x"]}, **given)
 
 
-def test_a_spec_has_all_of_it():
-    with pytest.raises(InputError, match="beside a spec"):
+def test_an_objective_is_a_function():
+    with pytest.raises(
+        InputError, match="expected a function of knobs to search, got 'best_batch'"
+    ):
         hp.search("best_batch", {"x": (1, 2)})
 
 

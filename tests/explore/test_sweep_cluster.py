@@ -18,7 +18,7 @@ from hybridperf.io import workers as workers_of_dask
 
 SPEC = {
     "chunk": 50,
-    "target": {"kind": "ops", "model": "a100_sxm4_40g"},
+    "target": {"question": "ops", "model": "a100_sxm4_40g"},
     "parameters": {
         "op": "gemm",
         "dtype": ["fp16", "fp32"],
@@ -116,7 +116,7 @@ def test_a_task_grows_to_half_a_second_and_shrinks_towards_the_end(monkeypatch):
 
 
 def test_a_worker_with_another_model_refuses():
-    document = {**SPEC, "target": {"kind": "ops", "model": "a100_sxm4_80g"}}
+    document = {**SPEC, "target": {"question": "ops", "model": "a100_sxm4_80g"}}
     with pytest.raises(InputError, match="another model"):
         cluster._parts(json.dumps(document), ".", "0123", None, 0, [0], None)
     assert read_spec(document).chunk == 50

@@ -1,6 +1,7 @@
-"""More columns of a program's sweep, the best so far while it runs, specs that come by name."""
+"""Columns of a batch, the best so far while a sweep runs, specs that come by name."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from hybridperf.engine.batches import BatchPredictor, predict_batch
 from hybridperf.explore.sweeps.front import BestPoints, BestRule
 from hybridperf.explore.sweeps.spec import SHIPPED, read_spec
 from hybridperf.hardware import load_device
-from hybridperf.io import InputError, write_json
+from hybridperf.io import InputError, progress, write_json
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.workloads.programs.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
 
@@ -62,53 +63,6 @@ def test_outputs_of_a_batch(model_and_step):
     assert columns["exposed_s"].tolist() == [0.0] * 5
 
 
-def sweep_of(folder, outputs):
-    return {
-        "chunk": 20,
-        "target": {
-            "kind": "program",
-            "program": str(folder / "step.json"),
-            "model": str(folder / "model"),
-            "outputs": outputs,
-        },
-        "parameters": {
-            "memory_bytes_per_s": {"log": [1e9, 1e12], "count": 30},
-            "gemm__compute_efficiency": [0.2, 0.8],
-        },
-        "derived": {"gemm_share": "critical_gemm_s / time_s"},
-        "constraints": {"not_all": "gemm_share < 0.9"},
-        "front": {"minimise": ["time_s"], "maximise": ["gemm_share"]},
-    }
-
-
-def test_columns_of_a_sweep(folder, model_and_step, tmp_path):
-    done = hp.sweep(
-        sweep_of(folder, ["busy_s", "exposed_s", "critical_s"]),
-        tmp_path / "out.parquet",
-        quiet=True,
-    )
-    rows = pd.read_parquet(done.out)
-    assert 0 < len(rows) <= 60
-    knobs = {
-        name: rows[name].to_numpy() for name in ("memory_bytes_per_s", "gemm__compute_efficiency")
-    }
-    expected = BatchPredictor(*model_and_step, ["time_s", "busy_s", "exposed_s", "critical_s"])(
-        **knobs
-    )
-    for name, values in expected.items():
-        np.testing.assert_allclose(rows[name], values, rtol=1e-5)
-    assert pd.read_csv(done.front)["gemm_share"].is_monotonic_increasing
-
-
-def test_unknown_outputs_are_refused_before_anything_is_compiled(folder):
-    with pytest.raises(InputError, match="did you mean 'busy_s'"):
-        read_spec(sweep_of(folder, ["bussy_s"]))
-    with pytest.raises(InputError, match="outputs must be a list"):
-        read_spec(sweep_of(folder, "busy_s"))
-    with pytest.raises(InputError, match="critical_gemm_s"):
-        read_spec(sweep_of(folder, ["busy_s"]))  # the formula names a column that was not asked for
-
-
 def test_an_op_without_seconds_is_named(model_and_step):
     model, step = model_and_step
     broken = dataclasses.replace(
@@ -140,18 +94,25 @@ def test_an_op_without_seconds_is_named(model_and_step):
             )
 
 
-def test_the_best_so_far_is_shown_while_it_runs(folder, tmp_path, capsys):
-    document = sweep_of(folder, ["critical_s"])
+def test_the_best_so_far_is_shown_while_it_runs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    document = {
+        "chunk": 20,
+        "target": {"question": "ops", "model": "a100_sxm4_40g"},
+        "parameters": {"op": "gemm", "dtype": "fp16", "n": 512, "k": 512,
+                       "m": {"min": 64, "max": 4096, "count": 60, "integer": True}},
+        "objective": {"minimise": ["predicted_s"], "maximise": ["m"]},
+    }  # fmt: skip
     done = hp.sweep(document, tmp_path / "out.parquet")
     message = capsys.readouterr().err
     rows = pd.read_parquet(done.out)
-    assert f"{len(pd.read_csv(done.front))} on the front" in message
-    del document["front"]
-    done = hp.sweep(document, tmp_path / "again.parquet")
-    best = rows.sort_values(["time_s", "point"]).iloc[0]
-    assert (
-        f"least time_s {best['time_s']:.4g} at point {best['point']:.0f}" in capsys.readouterr().err
-    )
+    assert re.search(r"40 of 60, .* points/s; \d+ on the front", message)
+    assert len(pd.read_csv(done.front)) > 1
+    del document["objective"]
+    hp.sweep(document, tmp_path / "again.parquet")
+    best = rows.head(40).sort_values(["predicted_s", "point"]).iloc[0]
+    said = f"least predicted_s {best['predicted_s']:.4g} at point {best['point']:.0f}"
+    assert said in capsys.readouterr().err
 
 
 def test_best_of_tables_is_best_of_rows():
@@ -186,7 +147,7 @@ def test_shipped_specs_are_right(name):
 
 def test_a_shipped_spec_by_name(run, refused, tmp_path, monkeypatch):
     monkeypatch.setattr("hybridperf.explore.sweeps.spec.SHIPPED", tmp_path)
-    text = """schema = "hybridperf/sweep"\nschema_version = 1\n[target]\nkind = "ops"
+    text = """schema = "hybridperf/sweep"\nschema_version = 1\n[target]\nquestion = "ops"
 model = "a100_sxm4_40g"\n[parameters]\nop = "gemm"\ndtype = "fp16"
 m = [64, 128, 256, 512, 1024, 2048]\nn = 64\nk = 64\n[top]\ncount = 10\n"""
     (tmp_path / "small.toml").write_text(text)

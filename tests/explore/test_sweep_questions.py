@@ -266,12 +266,12 @@ def test_an_interrupted_command_says_what_is_kept(tmp_path: Path):
 
 def test_a_spec_can_ask_a_question(tmp_path: Path):
     spec = {
-        "target": {"kind": "table", "question": "steps"},
+        "target": {"question": "steps"},
         "parameters": {
             name: one if isinstance(one, list) else [one] for name, one in STEPS.items()
         },
     }
-    wrong = spec | {"target": {"kind": "table", "question": "step"}}
+    wrong = spec | {"target": {"question": "step"}}
     with pytest.raises(InputError, match="known are ops, collectives, steps"):
         hp.sweep(wrong, tmp_path / "grid.parquet", quiet=True)
     done = hp.sweep(spec, tmp_path / "grid.parquet", quiet=True)
@@ -284,7 +284,7 @@ def test_files_that_cells_name_are_part_of_what_a_sweep_is(tmp_path: Path):
     def identity(layers: int) -> str:
         sizes.write_text(f'{{"layers": {layers}}}')
         spec = {
-            "target": {"kind": "table", "question": "steps"},
+            "target": {"question": "steps"},
             "parameters": {"model": [str(sizes)], "tp": [1, 2]},
         }
         return str(read_spec(spec).identity())

@@ -20,19 +20,19 @@ from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.batches import predict_batch
 from hybridperf.explore.sweeps import run as sweep_run
 from hybridperf.explore.sweeps.document import renewed
-from hybridperf.explore.sweeps.programs import batch_size
+from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.explore.sweeps.store import SweepStore
 from hybridperf.explore.sweeps.written import Faults
 from hybridperf.hardware import canonical_dtype, load_device
 from hybridperf.io import InputError, write_json
-from hybridperf.model import PerfModel, model_or_datasheet, unmeasured_device
+from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.model.price import price
 from hybridperf.ops import Gemm, OpCall
 from hybridperf.workloads.programs.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
 
 GEMMS = {
     "chunk": 500,
-    "target": {"kind": "ops", "model": "a100_sxm4_40g"},
+    "target": {"question": "ops", "model": "a100_sxm4_40g"},
     "parameters": {
         "op": "gemm",
         "dtype": ["fp16", "fp32"],
@@ -95,41 +95,6 @@ def toml(document):
     return "\n".join(lines) + "\n"
 
 
-def test_a_program_is_priced_as_by_predict_batch(program, tmp_path):
-    spec = {
-        "chunk": 70,
-        "target": {"kind": "program", "program": "step.json", "model": "model"},
-        "parameters": {
-            "memory_bytes_per_s": {"log": [1e9, 1e12], "count": 20},
-            "compute_efficiency": [0.5, 0.9],
-            "gemm__compute_efficiency": {"sobol": [0.1, 1.0]},
-            "price_per_gbs": 3.0,
-        },
-        "design": {"count": 5},
-        "derived": {"cost": "price_per_gbs * memory_bytes_per_s / 1e9"},
-        "constraints": {"cheap": "cost < 2000", "fast": "time_s < 1"},
-        "front": {"minimise": ["time_s", "cost"]},
-    }
-    (program / "spec.toml").write_text(toml(spec))
-    done = hp.sweep(program / "spec.toml", tmp_path / "out.parquet", quiet=True)
-    rows = pd.read_parquet(done.out)
-    assert done.points == 200
-    assert 0 < done.rows == len(rows) < 200
-    knobs = {
-        name: rows[name].to_numpy()
-        for name in ("memory_bytes_per_s", "compute_efficiency", "gemm__compute_efficiency")
-    }
-    expected = predict_batch(
-        hp.load_model(program / "model"), hp.load_program(program / "step.json"), **knobs
-    )
-    np.testing.assert_allclose(rows["time_s"], expected, rtol=1e-6)
-    front = pd.read_csv(done.front)
-    assert front["time_s"].is_monotonic_increasing
-    assert front["cost"].is_monotonic_decreasing
-    least = rows.groupby("cost")["time_s"].min().cummin()
-    assert set(front["time_s"]) == set(least.drop_duplicates())
-
-
 def test_ops_are_priced_as_a_table(run, tmp_path):
     """Of a device known by its name alone, as `ops` and `price` do: not its bare roofline."""
     done = hp.sweep(GEMMS, tmp_path / "out.parquet", top=10, quiet=True)
@@ -139,27 +104,29 @@ def test_ops_are_priced_as_a_table(run, tmp_path):
     rows[["op", "dtype", "m", "n", "k"]].to_csv(asked, index=False)
     run("ops", asked, "--model", "a100_sxm4_40g", "--out", out)
     expected = pd.read_csv(out)
-    for ours, theirs in {"time_s": "predicted_s", "low_s": "low_s", "high_s": "high_s"}.items():
-        np.testing.assert_allclose(rows[ours], expected[theirs], rtol=1e-6)
-    assert (rows["time_s"] > rows["roofline_s"]).all()
+    for name in ("predicted_s", "low_s", "high_s"):
+        np.testing.assert_allclose(rows[name], expected[name], rtol=1e-6)
+    assert (rows["predicted_s"] > rows["roofline_s"]).all()
     assert rows["note"].tolist() == expected["note"].tolist()
     calls = [
         OpCall(Gemm(canonical_dtype(dtype), float(m), float(n), float(k)))
         for dtype, m, n, k in rows[["dtype", "m", "n", "k"]].itertuples(index=False)
     ]
     priced = price(model_or_datasheet("a100_sxm4_40g"), calls)
-    np.testing.assert_allclose(rows["time_s"], priced.seconds, rtol=1e-6)
+    np.testing.assert_allclose(rows["predicted_s"], priced.seconds, rtol=1e-6)
     assert rows["in_range"].dtype == bool
     least = (
-        rows.sort_values(["time_s", "point"])[["point", "time_s"]].head(10).reset_index(drop=True)
+        rows.sort_values(["predicted_s", "point"])[["point", "predicted_s"]]
+        .head(10)
+        .reset_index(drop=True)
     )
-    pd.testing.assert_frame_equal(pd.read_csv(done.top)[["point", "time_s"]], least)
+    pd.testing.assert_frame_equal(pd.read_csv(done.top)[["point", "predicted_s"]], least)
 
 
 def test_collectives_are_priced_as_a_table(tmp_path):
     spec = {
         "chunk": 64,
-        "target": {"kind": "collectives", "model": "dgx_a100"},
+        "target": {"question": "collectives", "model": "dgx_a100"},
         "parameters": {
             "collective": ["all_reduce", "alltoall"],
             "n_gpus": [2, 3, 16],
@@ -173,19 +140,17 @@ def test_collectives_are_priced_as_a_table(tmp_path):
         rows[["collective", "bytes", "n_gpus", "n_nodes"]]
     )
     # networks are float32 and round by batch
-    np.testing.assert_allclose(rows["time_s"], expected["predicted_s"], rtol=1e-6)
+    np.testing.assert_allclose(rows["predicted_s"], expected["predicted_s"], rtol=1e-6)
     np.testing.assert_allclose(rows["bus_bytes_per_s"], expected["bus_bytes_per_s"], rtol=1e-6)
-    assert done.unpredicted == rows["time_s"].isna().sum() == 62  # 3 ranks on 2 nodes
-    assert "do not divide" in rows.loc[rows["time_s"].isna(), "note"].iloc[0]
+    assert done.unpredicted == rows["predicted_s"].isna().sum() == 62  # 3 ranks on 2 nodes
+    assert "do not divide" in rows.loc[rows["predicted_s"].isna(), "note"].iloc[0]
 
 
 def test_the_file_says_what_it_is(tmp_path):
     done = hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
     message = json.loads(pq.read_metadata(done.out).metadata[b"hybridperf/sweep"])
     assert message["spec"]["parameters"] == renewed(GEMMS, Faults())[0]["parameters"]
-    device = load_device("a100_sxm4_40g")
-    assert message["target"] == unmeasured_device(device).fingerprint()
-    assert message["target"] != PerfModel.datasheet(device).fingerprint()  # it has other prices
+    assert message["target"] == read_spec(GEMMS).target.fingerprint()
     assert message["versions"]["jax"] == jax.__version__
     assert pq.read_metadata(done.out).num_row_groups == -(-done.points // 500)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet"]
@@ -201,7 +166,9 @@ def test_a_finished_sweep_is_not_done_again(tmp_path):
     with pytest.raises(InputError, match="holds another sweep"):
         hp.sweep({**GEMMS, "chunk": 400}, out, quiet=True)
     with pytest.raises(InputError, match="holds another sweep"):
-        hp.sweep({**GEMMS, "target": {"kind": "ops", "model": "a100_sxm4_80g"}}, out, quiet=True)
+        hp.sweep(
+            {**GEMMS, "target": {"question": "ops", "model": "a100_sxm4_80g"}}, out, quiet=True
+        )
     assert out.read_bytes() == content
     fresh_views = hp.sweep({**GEMMS, "chunk": 400}, out, restart=True, quiet=True)
     assert fresh_views.computed == fresh_views.points
@@ -217,14 +184,18 @@ def test_a_file_that_is_no_sweep_is_left_alone(tmp_path):
 
 
 def test_a_chunk_without_points_takes_its_place(tmp_path):
-    spec = {**GEMMS, "chunk": 100, "constraints": {"late": "m > 1000", "slow": "time_s > 1e-4"}}
+    spec = {
+        **GEMMS,
+        "chunk": 100,
+        "constraints": {"late": "m > 1000", "slow": "predicted_s > 1e-4"},
+    }
     done = hp.sweep(spec, tmp_path / "out.parquet", quiet=True)
     whole = pd.read_parquet(hp.sweep(GEMMS, tmp_path / "all.parquet", quiet=True).out)
-    expected = whole[(whole["m"] > 1000) & (whole["time_s"] > 1e-4)].reset_index(drop=True)
+    expected = whole[(whole["m"] > 1000) & (whole["predicted_s"] > 1e-4)].reset_index(drop=True)
     assert len(expected) > 0
     pd.testing.assert_frame_equal(pd.read_parquet(done.out), expected)
     none = hp.sweep(
-        {**spec, "constraints": {"never": "time_s > 1e9"}},
+        {**spec, "constraints": {"never": "predicted_s > 1e9"}},
         tmp_path / "none.parquet",
         top=3,
         quiet=True,
@@ -368,21 +339,11 @@ def test_killed_ten_times(tmp_path):
 
 
 def test_one_run_at_a_time(tmp_path):
-    from hybridperf.explore.sweeps.spec import read_spec
     from hybridperf.explore.sweeps.store import sweep_identity
 
     store = SweepStore(tmp_path / "out.parquet", sweep_identity(read_spec(GEMMS).identity()))
     with store.open(), pytest.raises(InputError, match="another run is writing"):
         hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
-
-
-def test_sizes_of_batches_are_few():
-    rows = np.arange(1, 70_000)
-    sizes = np.array([batch_size(int(n)) for n in rows])
-    assert (sizes >= rows).all()
-    assert (sizes[64:] <= rows[64:] * 1.26 + 64).all()
-    assert len(set(sizes)) < 60
-    assert batch_size(65536) == 65536
 
 
 def test_several_devices_share_a_batch(program):
@@ -424,7 +385,7 @@ def test_on_the_command_line(run, refused, tmp_path):
     assert "did you mean 'roofline_s'" in refused(
         "sweep", spec, "--out", out, "--top", "3", "--by", "rooflin_s"
     )
-    assert "needs a count" in refused("sweep", spec, "--out", out, "--by", "time_s")
+    assert "needs a count" in refused("sweep", spec, "--out", out, "--by", "predicted_s")
     assert "one of --workers and --scheduler" in refused(
         "sweep", spec, "--out", out, "--workers", "2", "--scheduler", "x"
     )

@@ -88,7 +88,7 @@ def test_times(value: float) -> None:
 )
 def test_sweeps(change: dict, said: str) -> None:
     spec = {
-        "target": {"kind": "collectives", "model": "aic_h100_sxm"},
+        "target": {"question": "collectives", "model": "aic_h100_sxm"},
         "parameters": {"collective": "all_reduce", "n_gpus": 8, "n_nodes": 1, "bytes": 1e6},
     }
     whole = {**spec, **change, "parameters": spec["parameters"] | change.get("parameters", {})}

@@ -18,7 +18,6 @@ from support.made_sharding import made_cost
 
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.price import collective_seconds
-from hybridperf.engine.batches import with_knobs
 from hybridperf.engine.closed import step_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures
 from hybridperf.explore.sharding import relaxed
@@ -130,14 +129,6 @@ def the_roofline():
     return lambda flops: op_seconds(
         Work(flops, bytes=1e7 / 3, reuse_bytes=1e6 / 3, strided_reads=1e4 / 3), device, knobs
     ), 1e9 / 3
-
-
-@case
-def knobs_of_a_platform():
-    platform = machine().platform()
-    return lambda value: sum(
-        leaf.sum() for leaf in jax.tree.leaves(with_knobs(platform, {"gemm__floor_s": value}).knobs)
-    ), 1e-5 / 3
 
 
 @case

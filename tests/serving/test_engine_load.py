@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybridperf.engine.batches import with_knobs
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.hardware import load_device
 from hybridperf.io.namespace import QUICKLY_COMPILED
@@ -265,9 +264,8 @@ def test_tokens_by_a_gpu_s_bandwidth_have_the_slope_of_finite_differences() -> N
     times_by = step_times_by(model, deployment, machine.all_reduce, sizes)
 
     def rate(faster: float) -> float:
-        platform = with_knobs(
-            model.platform(), {"memory_bytes_per_s": faster * model.device.memory_bytes_per_s}
-        )
+        memory = faster * model.device.memory_bytes_per_s
+        platform = dataclasses.replace(model.platform(), memory_bytes_per_s=memory)
         return under_load(Engine(times_by(platform)), 40.0, 700.0, 200.0).rate
 
     both = jax.jit(jax.value_and_grad(rate), compiler_options=QUICKLY_COMPILED)

@@ -21,10 +21,10 @@ import hybridperf as hp
 from hybridperf.io import InputError, read_table, write_table
 
 SPEC = {
-    "target": {"kind": "collectives", "model": "aic_h100_sxm"},
+    "target": {"question": "collectives", "model": "aic_h100_sxm"},
     "parameters": {"collective": "all_reduce", "n_gpus": 8, "n_nodes": 1,
                    "bytes": {"min": 1e3, "max": 1e9, "count": 40, "scale": "log"}},
-    "top": {"count": 3, "by": "time_s"},
+    "top": {"count": 3, "by": "predicted_s"},
 }  # fmt: skip
 
 

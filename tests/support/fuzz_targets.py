@@ -293,7 +293,7 @@ INPUTS = {
     "spec.toml": '''schema = "hybridperf/spec"
 schema_version = 1
 [target]
-kind = "collectives"
+question = "collectives"
 model = "aic_h100_sxm"
 [parameters]
 collective = "all_reduce"
@@ -460,10 +460,8 @@ def targets() -> dict[str, Callable[[], Target]]:
     """All targets by name, each made when it is asked for."""
     package = ROOT / "hybridperf"
     device = section(package / "hardware" / "devices.toml", "v100_pcie_32g")
-    shipped = {
-        kind: {path.name: path.read_text() for path in (package / where / "shipped").glob("*.toml")}
-        for kind, where in (("sweep", "explore/sweeps"), ("search", "explore/searches"))
-    }  # fmt: skip
+    sweeps = (package / "explore" / "sweeps" / "shipped").glob("*.toml")
+    shipped = {path.name: path.read_text() for path in sweeps}
 
     def read_trace(path: Path) -> None:
         from hybridperf.traces.readers.graphs import recorded_step
@@ -499,11 +497,6 @@ def targets() -> dict[str, Callable[[], Target]]:
 
         read_spec(path)
 
-    def read_search(path: Path) -> None:
-        from hybridperf.explore.searches.spec import read_search
-
-        read_search(path)
-
     def program() -> Target:
         import jax
         import jax.numpy as jnp
@@ -535,8 +528,7 @@ def targets() -> dict[str, Callable[[], Target]]:
         "config": lambda: of_files(
             {"config.json": json.dumps(CONFIG)}, mutations.mutated_json, _load_shape
         ),
-        "sweep": lambda: of_files(shipped["sweep"], mutations.mutated_text, read_sweep),
-        "search": lambda: of_files(shipped["search"], mutations.mutated_text, read_search),
+        "sweep": lambda: of_files(shipped, mutations.mutated_text, read_sweep),
         "ops": lambda: of_tables(
             OPS, lambda path: hp.load_model("v100_sxm2").predict_ops(read_table(path))
         ),

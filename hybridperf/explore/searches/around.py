@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridperf.explore.searches.integers import stops
 from hybridperf.explore.searches.polish import Optimum, excess, polish
-from hybridperf.explore.searches.problem import SearchProblem, columns_at
+from hybridperf.explore.searches.problem import SearchProblem
 
 _WORTH = 1e-6  # a smaller multiplier is none
 _MORE = np.log(1.01)
@@ -91,7 +91,7 @@ def _one_percent(
     """The limit as written, None where there is none, and the shift of `g` by one percent of it."""
     sides = problem.constraints[c].sides
     for side, value, sign in ((sides.more, more, 1), (sides.less, less, -1)):
-        if problem.spec.knobs_behind(side.names):
+        if side.names:  # results and knobs, which move
             continue
         if problem.log[1 + c]:
             return side.text, sign * _MORE
@@ -106,7 +106,7 @@ def stopped(problem: SearchProblem, best: Optimum) -> tuple[BlockingConstraint, 
     spec, here, out = problem.spec, problem.named(best.u, best.held), []
     for c, (k, value) in sorted(stops(problem, best).items()):
         one, knob = problem.constraints[c], spec.knobs[k].name
-        columns = columns_at(spec, here | {knob: value})
+        columns = spec.columns_at(here | {knob: value})
         sides, then = one.sides.at(columns), spec.objective.at(columns)
         out.append(BlockingConstraint(one.name, one.text, *sides, knob, value, then))
     return tuple(out)

@@ -25,7 +25,7 @@ FEASIBLE = 1e-6  # of logs: what still counts as met on the way
 _FIRST_STEP, _LAST_STEP = 0.08, 5e-4  # of the cube's side
 _FIRST_WEIGHT, _WEIGHT_GROWTH = 10.0, 2.0
 _MOST_PRESSED = 1e3  # multipliers beyond are of constraints that cannot be met
-_ANNEALING = 0.4  # of the temperature in each round; the polish is exact
+_ROUNDS, _STEPS = 6, 40  # of the multipliers, of descent in each
 _WORST = 1e12
 
 
@@ -48,8 +48,7 @@ def violation(at: PointSlopes, equal: np.ndarray) -> np.ndarray:
 
 def descend(problem: SearchProblem, starts: np.ndarray) -> DescentResult:
     """Gradient descent from starts [S, K] in the unit cube, conditions as penalties."""
-    method, equal = problem.spec.method, problem.equal
-    steps = method.rounds * method.steps
+    equal, steps = problem.equal, _ROUNDS * _STEPS
     rate = optax.exponential_decay(_FIRST_STEP, steps, _LAST_STEP / _FIRST_STEP)
     adam = optax.chain(optax.scale_by_adam(b1=0.8, b2=0.95), optax.scale_by_learning_rate(rate))
     update = jax.jit(adam.update)
@@ -59,11 +58,8 @@ def descend(problem: SearchProblem, starts: np.ndarray) -> DescentResult:
     best_violation = best_f.copy()
     path_f, path_violation = [], []
     for number in range(steps):
-        this_round = number // method.steps
-        weight = _FIRST_WEIGHT * _WEIGHT_GROWTH**this_round
-        smoothing = method.smoothing
-        temperature = None if smoothing is None else smoothing * _ANNEALING**this_round
-        at = problem.slopes(u, FREE, temperature)
+        weight = _FIRST_WEIGHT * _WEIGHT_GROWTH ** (number // _STEPS)
+        at = problem.slopes(u, FREE)
         worst = violation(at, equal)
         f = np.where(worst < _WORST, at.f, _WORST)
         both = (worst <= FEASIBLE) & (best_violation <= FEASIBLE)
@@ -71,7 +67,7 @@ def descend(problem: SearchProblem, starts: np.ndarray) -> DescentResult:
         best_u[better], best_f[better], best_violation[better] = u[better], f[better], worst[better]
         path_f.append(f)
         path_violation.append(worst)
-        if number % method.steps == 0 and number:
+        if number % _STEPS == 0 and number:
             force = _force(pressed, weight / _WEIGHT_GROWTH, at.g, equal)
             pressed = np.clip(force, -_MOST_PRESSED, _MOST_PRESSED)
         slope = at.df + (_force(pressed, weight, at.g, equal)[:, :, None] * at.dg).sum(1)

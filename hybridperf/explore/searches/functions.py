@@ -10,9 +10,9 @@
     bounds = {"memory_bytes_per_s": (1e12, 8e12), "peak_flops_scale": (0.2, 4)}
     hp.search(machine, bounds, ["usd <= 20000"], minimise="time_s")
 
-It becomes the spec of a search with a target of its own: one solver for both. What JAX cannot trace
-(another layout, a precision, a number of GPUs that makes another graph) is a list of choices: each
-combination is searched, or those around the best of a few where they are many.
+What JAX cannot trace (another layout, a precision, a number of GPUs that makes another graph) is
+a list of choices: each combination is searched, or those around the best of a few where they are
+many.
 """
 
 from __future__ import annotations
@@ -20,20 +20,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.engine.knobs import flattened
-from hybridperf.explore.searches.spec import Constraint, SearchKnob, SearchSpec
 from hybridperf.explore.sweeps.document import known_formula
-from hybridperf.explore.sweeps.target import Columns, Target
-from hybridperf.explore.sweeps.written import Method
 from hybridperf.io import InputError
-from hybridperf.io.expression import Expression
+from hybridperf.io.expression import Comparison, Expression
 
 Point = Mapping[str, Any]  # knobs in dicts, as the objective takes them
 Objective = Callable[[Point], Any]
@@ -41,65 +38,60 @@ ALONE = "objective"  # name of what a function tells that tells one number
 
 _EVERY = 64  # combinations of choices that are all searched
 _RESTARTS = 3  # where there are more
+_MOST_STARTS, _MOST_SEED = 4096, 2**32 - 1
 Choice = tuple[tuple[str, Any], ...]
 
 
-class FunctionTarget(Target):
-    """Results of a function at points."""
+@dataclasses.dataclass(frozen=True)
+class SearchKnob:
+    """What is searched, from `least` to `most` in log space."""
 
-    trusted: ClassVar[bool] = False
+    name: str
+    least: float
+    most: float
+    integer: bool
 
-    def __init__(self, function: Objective, knobs: Sequence[SearchKnob], choice: Choice):
-        self._function, self._knobs, self._choice = function, knobs, choice
-        self.results = dict.fromkeys(self._told(self._middle()), float)
 
-    def _middle(self) -> dict[str, float]:
-        return {one.name: math.sqrt(one.least * one.most) for one in self._knobs}
+@dataclasses.dataclass(frozen=True)
+class Constraint:
+    """One comparison of a condition, which may be several of these with one name."""
 
-    def _told(self, values: Mapping[str, Any]) -> list[str]:
-        """Names of the function's results; `InputError` where they are no numbers."""
-        given = {name: jax.ShapeDtypeStruct((), jnp.float64) for name in values}
-        found = jax.eval_shape(lambda some: self._results(some), given)
-        for name, value in found.items():
-            if value.shape or value.dtype.kind not in "fiu":
-                raise InputError(
-                    f"expected a number for {name}, got {value.dtype.name}{list(value.shape)}; let"
-                    " the objective tell numbers"
-                )
-        return [*found]
+    name: str
+    text: str
+    sides: Comparison
 
-    def _results(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._function(nested([*values.items(), *self._choice]))
-        found = found if isinstance(found, Mapping) else {ALONE: found}
-        for name in found:
-            if not str(name).isidentifier():
-                raise InputError(f"expected results with names of one word, got {name!r}")
-        return {name: jnp.asarray(value) for name, value in found.items()}
 
-    def known(self) -> set[str]:
-        """Names of all knobs of the function."""
-        return {one.name for one in self._knobs}
+@dataclasses.dataclass(frozen=True)
+class SearchSpec:
+    """The search of one combination of choices, its formulas read."""
 
-    def check(self, extremes: Columns, given: set[str]) -> None:
-        """Nothing: the function refuses what it does not take."""
+    function: Objective
+    choice: Choice
+    knobs: tuple[SearchKnob, ...]
+    constraints: tuple[Constraint, ...]
+    objective: Expression
+    maximise: bool
+    starts: int
+    seed: int
 
-    def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
-        """Results [n], point by point."""
-        points = zip(*(np.asarray(columns[one.name]) for one in self._knobs), strict=True)
-        names = [one.name for one in self._knobs]
-        found = [
-            self._results(dict(zip(names, map(jnp.float64, point), strict=True)))
-            for point in (points if names else [()])
-        ]
-        return {name: np.array([float(one[name]) for one in found]) for name in self.results}
+    def results(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What the function tells at values of the knobs, which JAX may trace."""
+        return results_of(self.function, values, self.choice)
 
-    def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """The function itself, as JAX traces it: values by name -> results by name."""
-        own = self.known()
-        return lambda values: {
-            name: jnp.asarray(value, jnp.float64)
-            for name, value in self._results({n: values[n] for n in values if n in own}).items()
-        }
+    def columns_at(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Knobs and results at one point, computed by themselves."""
+        told = self.results({name: jnp.float64(value) for name, value in values.items()})
+        return {**values, **{name: float(value) for name, value in told.items()}}
+
+
+def results_of(function: Objective, values: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
+    """What a function tells, by name; `InputError` where a name could not stand in a formula."""
+    found = function(nested([*values.items(), *choice]))
+    found = found if isinstance(found, Mapping) else {ALONE: found}
+    for name in found:
+        if not str(name).isidentifier():
+            raise InputError(f"expected results with names of one word, got {name!r}")
+    return {name: jnp.asarray(value) for name, value in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,17 +104,26 @@ class FunctionSearch:
     constraints: Mapping[str, str]
     formula: str
     maximise: bool
+    starts: int
+    seed: int
 
     def spec(self, choice: Choice) -> SearchSpec:
         """The search of one combination of choices."""
-        target = FunctionTarget(self.function, self.knobs, choice)
+        given = {one.name: jax.ShapeDtypeStruct((), jnp.float64) for one in self.knobs}
+        told = jax.eval_shape(lambda values: results_of(self.function, values, choice), given)
+        for name, value in told.items():
+            if value.shape or value.dtype.kind not in "fiu":
+                raise InputError(
+                    f"expected a number for {name}, got {value.dtype.name}{list(value.shape)}; let"
+                    " the objective tell numbers"
+                )
         plain = [one.name for one in self.knobs if one.name.isidentifier()]
-        known = list(dict.fromkeys([*target.results, *plain]))
-        formula = self.formula or (ALONE if ALONE in target.results else "")
+        known = list(dict.fromkeys([*told, *plain]))
+        formula = self.formula or (ALONE if ALONE in told else "")
         if not formula:
-            some = ", ".join(target.results)
             raise InputError(
-                f"the objective tells {some}; say which with minimise= or maximise=, a formula"
+                f"the objective tells {', '.join(told)}; say which with minimise= or maximise=, a"
+                " formula"
             )
         constraints: list[Constraint] = []
         for name, text in self.constraints.items():
@@ -130,11 +131,10 @@ class FunctionSearch:
             sides = read.comparisons(f"constraint {name}")
             texts = [one.text for one in sides] if len(sides) > 1 else [read.text]
             constraints += map(Constraint, itertools.repeat(name), texts, sides)
-        objective: Expression = known_formula(formula, "the objective", known)
+        objective = known_formula(formula, "the objective", known)
         return SearchSpec(
-            target=target, knobs=self.knobs, constants={}, prices={}, before={}, after={},
-            constraints=tuple(constraints), objective=objective, maximise=self.maximise,
-            method=Method(),
+            self.function, choice, self.knobs, tuple(constraints), objective, self.maximise,
+            self.starts, self.seed,
         )  # fmt: skip
 
     def combinations(self) -> int:
@@ -172,7 +172,7 @@ class FunctionSearch:
 
 def of_function(
     function: Objective, bounds: Point | None, constraints: Mapping[str, str] | Sequence[str],
-    minimise: str, maximise: str,
+    minimise: str = "", maximise: str = "", *, starts: int = 16, seed: int = 0,
 ) -> FunctionSearch:  # fmt: skip
     """A search of a function, its bounds and formulas checked; as `search` takes them."""
     if not isinstance(bounds, Mapping) or not bounds:
@@ -180,6 +180,13 @@ def of_function(
         raise InputError(f"expected bounds of the objective's knobs, such as {example}")
     if minimise and maximise:
         raise InputError("expected minimise or maximise, got both; leave one out")
+    for what, value, least, most in (
+        ("starts", starts, 1, _MOST_STARTS), ("seed", seed, 0, _MOST_SEED)
+    ):  # fmt: skip
+        if not isinstance(value, int) or not least <= value <= most:
+            raise InputError(
+                f"expected {what} as a whole number from {least} to {most:,}, got {value!r}"
+            )
     knobs, choices = list[SearchKnob](), dict[str, tuple[Any, ...]]()
     for path, given in flattened(bounds):
         name = ".".join(path)
@@ -208,7 +215,7 @@ def of_function(
         )
     named = constraints if isinstance(constraints, Mapping) else {one: one for one in constraints}
     return FunctionSearch(
-        function, tuple(knobs), choices, named, minimise or maximise, bool(maximise)
+        function, tuple(knobs), choices, named, minimise or maximise, bool(maximise), starts, seed
     )
 
 

@@ -13,7 +13,6 @@ each takes is found by probing the box. Axes: B points, K knobs, C constraints.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hybridperf.explore.searches.spec import SearchSpec
-from hybridperf.explore.sweeps.smooth import SoftModule
+from hybridperf.explore.searches.functions import SearchSpec
 from hybridperf.io import InputError
 from hybridperf.io.namespace import QUICKLY_COMPILED, Array
 
@@ -60,15 +58,7 @@ class SearchProblem:
         self.equal = np.array([one.sides.equal for one in self.constraints], bool)
         self.shifts = np.zeros(len(self.constraints))
         self._bounds = np.log([[knob.least, knob.most] for knob in spec.knobs])
-        names = [*(knob.name for knob in spec.knobs), *spec.constants, *spec.before]
-        self._target = (lambda values: {}) if spec.target is None else spec.target.traced(names)
-        smooth = spec.method.smoothing is not None and spec.target is not None
-        self._soft_target = spec.target.softened(names) if smooth and spec.target else None
         self._sides = jax.jit(jax.vmap(self._sides_and_slopes), compiler_options=QUICKLY_COMPILED)
-        self._soft_sides = jax.jit(
-            jax.vmap(self._sides_and_slopes, in_axes=(0, 0, None)),
-            compiler_options=QUICKLY_COMPILED,
-        )
 
     @property
     def knobs(self) -> int:
@@ -91,13 +81,13 @@ class SearchProblem:
 
     def probe(self, u: np.ndarray) -> None:
         """Find the form of objective and constraints from points [B, K]; at least one is finite."""
-        less, more, *_ = self._batches(u, FREE, None)
+        less, more, *_ = self._batches(u, FREE)
         with np.errstate(all="ignore"):
             numbers = np.isfinite(less - more)
         sides = ["the objective", *(f"constraint {one.text}" for one in self.constraints)]
         for at, what in enumerate(sides):
             if not numbers[:, at].any():
-                nowhere = f"is no number anywhere within the knobs' bounds{self._why(at, u)}"
+                nowhere = "is no number anywhere within the knobs' bounds"
                 raise InputError(f"{what} {nowhere}; check its formula, or narrow the bounds")
         less, more = (np.where(numbers, side, np.nan) for side in (less, more))
         self.log = (np.nanmin(less, 0) > 0) & (np.nanmin(more, 0) > 0)
@@ -106,23 +96,9 @@ class SearchProblem:
         largest = np.maximum(np.nanmax(np.abs(less), 0), _LEAST)
         self.scale = np.where(apart > 0, apart, largest)
 
-    def _why(self, at: int, u: np.ndarray) -> str:
-        """In words, the divisor in a side's formulas that is zero at all probes."""
-        spec, sides = self.spec, self.constraints[at - 1].sides if at else None
-        formulas = [sides.less, sides.more] if sides else [spec.objective]
-        names = (knob.name for knob in spec.knobs)
-        columns = columns_before(spec, dict(zip(names, self.knob_values(u, FREE).T, strict=True)))
-        for formula in (*formulas, *spec.before.values(), *spec.after.values()):
-            for divisor in formula.divisors():
-                if divisor.names <= set(columns) and not divisor(columns, len(u)).any():
-                    return f": {formula.text!r} divides by {divisor.text!r}, which is zero"
-        return ""
-
-    def slopes(
-        self, u: np.ndarray, held: ArrayLike, temperature: float | None = None
-    ) -> PointSlopes:
-        """At points [B, K]; maxima softened where a temperature is given; NaN is the worst."""
-        less, more, by_less, by_more = self._batches(u, held, temperature)
+    def slopes(self, u: np.ndarray, held: ArrayLike) -> PointSlopes:
+        """At points [B, K]; NaN is the worst."""
+        less, more, by_less, by_more = self._batches(u, held)
         log, scale = self.log, self.scale
         with np.errstate(all="ignore"):  # what is no number stays none
             logs = np.log(np.maximum(less, _LEAST)) - np.log(np.maximum(more, _LEAST))
@@ -142,9 +118,7 @@ class SearchProblem:
         f = np.asarray(f, np.float64) * (-1 if self.spec.maximise else 1)
         return np.exp(f) if self.log[0] else f * self.scale[0]
 
-    def _batches(
-        self, u: np.ndarray, held: ArrayLike, temperature: float | None
-    ) -> list[np.ndarray]:
+    def _batches(self, u: np.ndarray, held: ArrayLike) -> list[np.ndarray]:
         """Sides [B, 1 + C] and gradients [B, 1 + C, K] at points [B, K], in equal batches."""
         self.evaluations += len(u)
         held = np.broadcast_to(held, u.shape)
@@ -152,64 +126,27 @@ class SearchProblem:
         for start in range(0, len(u), _WIDTH):
             some = [part[start : start + _WIDTH] for part in (u, held)]
             padded = [np.pad(part, ((0, _WIDTH - len(part)), (0, 0)), mode="edge") for part in some]
-            soft = temperature is not None
-            found = self._soft_sides(*padded, temperature) if soft else self._sides(*padded)
-            done.append([np.asarray(part)[: len(some[0])] for part in found])
+            done.append([np.asarray(part)[: len(some[0])] for part in self._sides(*padded)])
         return [np.concatenate(parts) for parts in zip(*done, strict=True)]
 
-    def _columns(self, u: Any, held: Any, temperature: Any = None) -> dict[str, Any]:
-        """Everything that formulas name, at one point."""
+    def _sides_of_one(self, u: Any, held: Any) -> tuple[Array, ...]:
+        """What must be less and what more [1 + C]; the objective is compared with one."""
         spec, (low, high) = self.spec, self._bounds.T
-        xp = jnp if temperature is None else SoftModule(temperature)
         knobs = jnp.where(jnp.isnan(held), jnp.exp(low + u * (high - low)), held)
         columns: dict[str, Any] = {knob.name: knobs[i] for i, knob in enumerate(spec.knobs)}
-        columns |= {name: jnp.float64(value) for name, value in spec.constants.items()}
-        for name, formula in spec.before.items():
-            columns[name] = formula.traced(columns, xp)
-        if temperature is None or self._soft_target is None:
-            columns |= self._target(columns)
-        else:
-            columns |= self._soft_target(columns, temperature)
-        for name, formula in spec.after.items():
-            columns[name] = formula.traced(columns, xp)
-        return columns
-
-    def _sides_of_one(self, u: Any, held: Any, temperature: Any = None) -> tuple[Array, ...]:
-        """What must be less and what more [1 + C]; the objective is compared with one."""
-        columns = self._columns(u, held, temperature)
-        xp = jnp if temperature is None else SoftModule(temperature)
+        told = spec.results(columns)
+        columns |= {name: jnp.asarray(value, jnp.float64) for name, value in told.items()}
         sides = [one.sides for one in self.constraints]
-        formulas = [self.spec.objective, *(side.less for side in sides)]
-        less = [formula.traced(columns, xp) for formula in formulas]
-        more = [1.0, *(side.more.traced(columns, xp) for side in sides)]
+        formulas = [spec.objective, *(side.less for side in sides)]
+        less = [formula.traced(columns, jnp) for formula in formulas]
+        more = [1.0, *(side.more.traced(columns, jnp) for side in sides)]
         both = ([jnp.asarray(one, jnp.float64) for one in each] for each in (less, more))
         return tuple(map(jnp.stack, both))
 
-    def _sides_and_slopes(self, u: Any, held: Any, temperature: Any = None) -> tuple[Any, ...]:
+    def _sides_and_slopes(self, u: Any, held: Any) -> tuple[Any, ...]:
         def twice(point: Any) -> tuple[Any, Any]:
-            sides = self._sides_of_one(point, held, temperature)
+            sides = self._sides_of_one(point, held)
             return sides, sides
 
         slopes, sides = jax.jacrev(twice, has_aux=True)(u)
         return (*sides, *slopes)
-
-
-def columns_at(spec: SearchSpec, knobs: Mapping[str, float]) -> dict[str, float]:
-    """Every column at one point, by the same exact functions as a sweep."""
-    columns = columns_before(spec, knobs)
-    if spec.target is not None:
-        columns |= spec.target.evaluate(columns)
-    for name, formula in spec.after.items():
-        columns[name] = formula(columns, 1)
-    numbers = {n: v for n, v in columns.items() if np.asarray(v).dtype.kind in "fiu"}
-    return {name: float(value[0]) for name, value in numbers.items()}
-
-
-def columns_before(spec: SearchSpec, knobs: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
-    """Columns that need no result, at one point or several."""
-    columns = {name: np.atleast_1d(value) for name, value in knobs.items()}
-    points = len(next(iter(columns.values())))
-    columns |= {name: np.full(points, value) for name, value in spec.constants.items()}
-    for name, formula in spec.before.items():
-        columns[name] = formula(columns, points)
-    return columns

@@ -45,13 +45,6 @@ _STOPS: dict[str, Callable[[BlockingConstraint], Any]] = {
     "lesser side": lambda one: _number(one.less),
     "greater side": lambda one: _number(one.more),
 }
-_PRICES: dict[str, Callable[[Any], Any]] = {
-    "price": lambda named: named[0],
-    "value": lambda named: _number(named[1].value),
-    "unit": lambda named: named[1].unit,
-    "date": lambda named: named[1].date,
-    "source": lambda named: named[1].source,
-}
 _ELASTICITY = (
     "elasticity: percent of the objective for one percent more of the knob, the others as they are"
 )
@@ -72,16 +65,11 @@ def search_report(result: SearchResult) -> str:
     ]
     knobs = {one.name for one in result.knobs}
     rows = [[name, _number(value)] for name, value in result.columns.items() if name not in knobs]
-    rows += _trusted(result)
     lines += ["", table(["evaluated again at the optimum", "value"], rows)] if rows else []
-    if result.trust is not None and result.trust.note:
-        lines.append(f"note: {result.trust.note}")
     lines += ["", _held_back(result)] if result.active or not result.stops else []
     lines += ["", items_table(result.stops, _STOPS)] if result.stops else []
     for one in result.active:
         lines += ["", _one_more(one, result)]
-    if result.prices:
-        lines += ["", items_table(result.prices.items(), _PRICES)]
     lines += ["", f"{result.evaluations:,} points evaluated in {result.seconds:.1f} s"]
     return "\n".join(lines)
 
@@ -112,17 +100,6 @@ def convergence_plot(result: SearchResult, path: str | os.PathLike) -> None:
     below.text(0.01, 0.03, nearer, transform=below.transAxes, fontsize=7)
     above.legend(fontsize=8)
     save_figure(figure, path)
-
-
-def _trusted(result: SearchResult) -> list[list[str]]:
-    if result.trust is None:
-        return []
-    low_s, high_s = result.trust.low_s, result.trust.high_s
-    interval = "not known"
-    if low_s is not None and high_s is not None:
-        interval = f"{_number(low_s)} to {_number(high_s)}"
-    in_range = "yes" if result.trust.in_range else "no"
-    return [["time_s, 90 % of measurements", interval], ["in the measured range", in_range]]
 
 
 def _held_back(result: SearchResult) -> str:

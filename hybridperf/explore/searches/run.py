@@ -5,7 +5,6 @@ what it found, and how sure one can be of it.
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,20 +26,20 @@ from hybridperf.explore.searches.around import (
 from hybridperf.explore.searches.descent import FEASIBLE, DescentResult, descend, violation
 from hybridperf.explore.searches.functions import (
     Choice,
+    Constraint,
     FunctionSearch,
     Objective,
     Point,
+    SearchSpec,
     nested,
     of_function,
 )
 from hybridperf.explore.searches.integers import better, rounded
 from hybridperf.explore.searches.polish import MARGIN, Optimum, multipliers, polish
-from hybridperf.explore.searches.problem import FREE, SearchProblem, columns_at, columns_before
-from hybridperf.explore.searches.spec import Constraint, SearchSpec, read_search, with_method
-from hybridperf.hardware.prices import UnitPrice
+from hybridperf.explore.searches.problem import FREE, SearchProblem
 from hybridperf.io import InputError, write_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _PROBES = 256
 _POLISHED = 4  # starts, the best and far from each other
 _APART = 0.02  # of the cube's side: nearer ones are the same
@@ -72,16 +71,6 @@ class OptimalKnob:
 
 
 @dataclasses.dataclass(frozen=True)
-class TargetTrust:
-    """How far to trust the target's seconds at the optimum."""
-
-    low_s: float | None  # 90 % interval; None where nothing measured tells its width
-    high_s: float | None
-    in_range: bool
-    note: str
-
-
-@dataclasses.dataclass(frozen=True)
 class SearchResult:
     """The optimum of a search, and what holds it back; what `hp.search` returns."""
 
@@ -89,19 +78,17 @@ class SearchResult:
     maximise: bool
     objective: float  # exact, as evaluated at `knobs`
     knobs: tuple[OptimalKnob, ...]  # values, bounds and elasticities at the optimum
-    # every column at the optimum, evaluated by the exact functions that a sweep uses
+    # knobs and what the function tells at the optimum, evaluated there by itself
     columns: dict[str, float]
     active: tuple[ActiveConstraint, ...]  # constraints that hold continuous knobs back
     stops: tuple[BlockingConstraint, ...]  # constraints that hold whole-number knobs back
     # range of each knob over which the objective stays the same, other knobs as they are
     plateaus: dict[str, tuple[float, float]]
-    trust: TargetTrust | None  # None: no target
     notes: tuple[str, ...]  # what to know before trusting the optimum
     # before knobs were rounded to whole numbers; None where none had to be
     relaxed_objective: float | None
     # `phase, step, evaluations, objective` (best so far that meets the constraints), `violation`
     convergence: pd.DataFrame
-    prices: dict[str, UnitPrice]  # rates that formulas named
     evaluations: int  # points that were predicted, with or without gradient
     seconds: float  # that the search took
     # of choices that no gradient tells of, those at the optimum
@@ -140,9 +127,7 @@ class SearchResult:
             "active": [dataclasses.asdict(one) for one in self.active],
             "stops": [dataclasses.asdict(one) for one in self.stops],
             "plateaus": {n: {"from": low, "to": high} for n, (low, high) in self.plateaus.items()},
-            "trust": None if self.trust is None else dataclasses.asdict(self.trust),
             "notes": list(self.notes),
-            "prices": {name: price.model_dump() for name, price in self.prices.items()},
             "choices": {name: str(value) for name, value in self.choices.items()},
             "evaluations": self.evaluations,
             "convergence": [{k: None if pd.isna(v) else v for k, v in r.items()} for r in rows],
@@ -150,14 +135,14 @@ class SearchResult:
 
 
 def search(
-    objective: str | os.PathLike | Mapping[str, Any] | SearchSpec | Objective,
+    objective: Objective,
     bounds: Point | None = None,
     constraints: Mapping[str, str] | Sequence[str] = (),
     *,
     minimise: str = "",
     maximise: str = "",
-    starts: int | None = None,
-    seed: int | None = None,
+    starts: int = 16,
+    seed: int = 0,
     quiet: bool = True,
 ) -> SearchResult:
     """Find the knobs that minimise or maximise an objective under constraints, by gradients.
@@ -165,16 +150,15 @@ def search(
     Args:
         objective: a function that JAX can trace, of a dict of knobs (in dicts) to a number or to a
             dict of numbers: one of `hp.step_function`, `hp.serving_function`, `hp.run_function`,
-            or what is computed from theirs. Or a spec, which has all that follows: a TOML file, the
-            name of a shipped example, or a dict of the same content.
+            or what is computed from theirs.
         bounds: of each knob, in dicts as the function takes them: `(least, most)`, above zero, in
             the knob's own unit; a `range` of whole numbers; or a list of choices, each of which the
             function gets as it is (names, layouts, what makes another graph).
         constraints: conditions on results and knobs, such as `"usd <= 1e8"`; a dict names them.
         minimise: a formula of results and knobs; not needed where the function tells one number.
         maximise: in place of `minimise`; of a function that tells one number, `"objective"`.
-        starts: number of starting points; None: the spec's, of a function 16.
-        seed: of the random starting points; None: the spec's.
+        starts: number of starting points.
+        seed: of the random starting points.
         quiet: False: print progress to standard error.
 
     Returns:
@@ -186,23 +170,18 @@ def search(
     """
     begun_s = time.monotonic()
     if not callable(objective):
-        if bounds is not None or constraints or minimise or maximise:
-            raise InputError(
-                "expected bounds, constraints, minimise and maximise beside a function, got them"
-                " beside a spec, which has its own; write them there"
-            )
-        read = objective if isinstance(objective, SearchSpec) else read_search(objective)
-        given = with_method(read, starts=starts, seed=seed)
-        with jax.enable_x64(True):
-            return _search(given, begun_s, quiet)
-    asked = of_function(objective, bounds, constraints, minimise, maximise)
+        raise InputError(
+            f"expected a function of knobs to search, got {objective!r:.60}; the tutorial of"
+            " searches writes one"
+        )
+    asked = of_function(
+        objective, bounds, constraints, minimise, maximise, starts=starts, seed=seed
+    )
     with jax.enable_x64(True):
-        return _of_choices(asked, begun_s, {"starts": starts, "seed": seed}, quiet)
+        return _of_choices(asked, begun_s, quiet)
 
 
-def _of_choices(
-    asked: FunctionSearch, begun_s: float, method: Mapping[str, int | None], quiet: bool
-) -> SearchResult:
+def _of_choices(asked: FunctionSearch, begun_s: float, quiet: bool) -> SearchResult:
     """The best of the combinations of choices that are looked at."""
     found: dict[tuple[int, ...], SearchResult | InputError] = {}
 
@@ -210,7 +189,7 @@ def _of_choices(
         key = tuple(id(value) for _, value in choice)  # choices need not be hashable
         if key not in found:
             try:
-                spec = with_method(asked.spec(choice), **method)
+                spec = asked.spec(choice)
                 best = _search(spec, begun_s, quiet) if spec.knobs else _evaluated(spec, begun_s)
                 found[key] = dataclasses.replace(best, choices=dict(choice))
             except InputError as error:
@@ -241,8 +220,7 @@ def _of_choices(
 
 def _evaluated(spec: SearchSpec, begun_s: float) -> SearchResult:
     """A point without knobs; `InputError` where it misses a constraint."""
-    assert spec.target is not None
-    columns = {name: float(of[0]) for name, of in spec.target.evaluate({}).items()}
+    columns = spec.columns_at({})
     for rule in spec.constraints:
         if _shortfall(rule, columns) > FEASIBLE:
             less, more = rule.sides.at(columns)
@@ -250,7 +228,7 @@ def _evaluated(spec: SearchSpec, begun_s: float) -> SearchResult:
     convergence = pd.DataFrame(columns=["phase", "step", "evaluations", "objective", "violation"])
     return SearchResult(
         spec.objective.text, spec.maximise, spec.objective.at(columns), (), columns, (), (), {},
-        None, (), None, convergence, {}, 1, time.monotonic() - begun_s,
+        (), None, convergence, 1, time.monotonic() - begun_s,
     )  # fmt: skip
 
 
@@ -263,20 +241,18 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         if not quiet:
             print(f"search: {text}", file=sys.stderr, flush=True)
 
-    for remark in spec.remarks():
-        progress(remark)
     # points spread over the cube [B, K]
-    rng = np.random.default_rng(spec.method.seed)
+    rng = np.random.default_rng(spec.seed)
     probes = qmc.Sobol(len(spec.knobs), scramble=True, rng=rng).random(_PROBES)
     problem.probe(probes)
-    progress(f"descending from {spec.method.starts} starts")
+    progress(f"descending from {spec.starts} starts")
     came = descend(problem, _starts(problem, probes))
     history = [_descent_history(came, problem)]
     relaxed: Optimum | None = None
     for number, start in enumerate(_apart(came)):
         progress(f"polishing optimum {number + 1}")
         before = problem.evaluations
-        one = polish(problem, start, free, seed=spec.method.seed + number)
+        one = polish(problem, start, free, seed=spec.seed + number)
         history.append(_polish_history(one, before, problem.evaluations, "polish"))
         relaxed = one if better(one, relaxed) else relaxed
     assert relaxed is not None
@@ -287,12 +263,12 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         best = rounded(problem, relaxed)
         history.append(_polish_history(best, before, problem.evaluations, "whole numbers"))
         if better(best, relaxed):  # from here what need not be whole cannot end up worse
-            relaxed = polish(problem, best.u, free, seed=spec.method.seed)
+            relaxed = polish(problem, best.u, free, seed=spec.seed)
     if best.violation > 0:
         _refuse(problem, [best.u, *_apart(came)])
     here = problem.named(best.u, best.held)
-    columns = columns_at(spec, here)
-    for rule in problem.constraints:  # the sweep's functions have the last word
+    columns = spec.columns_at(here)
+    for rule in problem.constraints:  # the function itself has the last word
         short = _shortfall(rule, columns)
         if short > FEASIBLE:
             misses = f"misses {rule.text} by {short:.1e} when evaluated again"
@@ -310,7 +286,7 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
     )
     progress("looking around")
     at_pole = poles(problem, best)
-    notes = spec.remarks()
+    notes = list[str]()
     if at_pole:
         sense = "no largest value" if spec.maximise else "no least value"
         at = ", ".join(f"{name} = {here[name]:.6g}" for name in at_pole)
@@ -325,36 +301,24 @@ def _search(spec: SearchSpec, begun_s: float, quiet: bool) -> SearchResult:
         active=active_constraints(problem, best, columns, of_limits),
         stops=stopped(problem, best),
         plateaus={} if at_pole else plateaus(problem, best),
-        trust=_trust_at(spec, here) if spec.target is not None and spec.target.trusted else None,
         notes=tuple(notes),
         relaxed_objective=float(problem.objective(relaxed.f)) if was_relaxed else None,
         convergence=_convergence(history, problem),
-        prices=dict(spec.prices),
         evaluations=problem.evaluations,
         seconds=time.monotonic() - begun_s,
     )
 
 
-def _trust_at(spec: SearchSpec, knobs: Mapping[str, float]) -> TargetTrust:
-    """How far to trust the target at one point."""
-    assert spec.target is not None
-    of_target = spec.target.trust(columns_before(spec, knobs))
-    trust = {name: values[0] for name, values in of_target.items()}
-    ends = (trust["low_s"], trust["high_s"])
-    low_s, high_s = (float(end) if np.isfinite(end) else None for end in ends)
-    return TargetTrust(low_s, high_s, bool(trust["in_range"]), str(trust["note"]))
-
-
 def _starts(problem: SearchProblem, probes: np.ndarray) -> np.ndarray:
     """Half the best of the probes, half any of them [S, K]."""
-    count = problem.spec.method.starts
+    count = problem.spec.starts
     at = problem.slopes(probes, FREE)
     merit = at.f + 10 * violation(at, problem.equal)
     order = np.argsort(np.where(np.isfinite(merit), merit, np.inf), kind="stable")
     good = order[: (count + 1) // 2]
     others = np.setdiff1d(np.arange(len(probes)), good)[: count - len(good)]
     chosen = np.concatenate([good, others])
-    rng = np.random.default_rng(problem.spec.method.seed)
+    rng = np.random.default_rng(problem.spec.seed)
     return np.concatenate([probes[chosen], rng.random((count - len(chosen), problem.knobs))])
 
 
@@ -379,7 +343,7 @@ def _refuse(problem: SearchProblem, starts: Sequence[np.ndarray]) -> None:
     if any(knob.integer for knob in problem.spec.knobs):
         nearest = rounded(problem, nearest)
     knobs = problem.named(nearest.u, nearest.held)
-    columns = columns_at(problem.spec, knobs)
+    columns = problem.spec.columns_at(knobs)
     at = ", ".join(f"{name} = {value:.4g}" for name, value in knobs.items())
     short = {rule: _shortfall(rule, columns) for rule in problem.constraints}
     fails = []

@@ -5,8 +5,6 @@ spec -> design (points by index) -> constraints -> target -> part files -> one P
 Pareto front
 """
 
-from hybridperf.explore.sweeps import programs, questions, steps, tables  # register their targets
 from hybridperf.explore.sweeps.run import SweepResult, sweep
-from hybridperf.explore.sweeps.target import Target, register
 
-__all__ = ["SweepResult", "Target", "programs", "questions", "register", "steps", "sweep", "tables"]
+__all__ = ["SweepResult", "sweep"]

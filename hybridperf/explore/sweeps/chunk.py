@@ -8,10 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from hybridperf.explore.sweeps.progress import SweepProgress
 from hybridperf.explore.sweeps.spec import INDEX, SweepSpec
 from hybridperf.io import InputError
-from hybridperf.io.expression import Expression
+from hybridperf.io.progress import Progress, shown
 
 # of a part's metadata: how many of its points meet each constraint on results
 MET = b"hybridperf/met"
@@ -44,24 +43,20 @@ def points(spec: SweepSpec, chunk: int) -> dict[str, np.ndarray]:
 
 
 def check_not_empty(spec: SweepSpec, *, quiet: bool = True) -> None:
-    """`InputError` if constraints leave no point: by intervals, else by looking for one."""
+    """`InputError` if constraints leave no point."""
     if not spec.keep:
         return
-    none = f"the constraints leave none of {spec.design.size:,} points"
-    for condition in spec.keep:
-        if _cannot_hold(condition, spec):
-            nowhere = "holds nowhere between the parameters' least and largest values"
-            mend = "loosen it or widen a parameter"
-            raise InputError(f"{none}: {condition.text} {nowhere}; {mend}")
-    doing = "looked through for one that meets the constraints"
-    progress = SweepProgress(spec.design.size, quiet=quiet, doing=doing)
-    for chunk in range(chunks(spec)):
-        if len(points(spec, chunk)[INDEX]):
-            return
-        start, stop = bounds(spec, chunk)
-        progress.add(stop - start)
+    with shown("points looked through for one that meets the constraints") as show:
+        for chunk in range(chunks(spec)):
+            if len(points(spec, chunk)[INDEX]):
+                return
+            if not quiet:
+                show(Progress(bounds(spec, chunk)[1], spec.design.size))
     texts = "; ".join(condition.text for condition in spec.keep)
-    raise InputError(f"{none}: {texts}; loosen one or widen a parameter")
+    raise InputError(
+        f"the constraints leave none of {spec.design.size:,} points: {texts}; loosen one or widen a"
+        " parameter"
+    )
 
 
 def check_divisors(spec: SweepSpec) -> None:
@@ -80,23 +75,6 @@ def check_divisors(spec: SweepSpec) -> None:
                 divides = f"divides by {divisor.text!r}, which is zero"
                 raise InputError(f"derived {name}: {formula.text!r} {divides}")
         columns[name] = formula(columns, rows)
-
-
-def _cannot_hold(condition: Expression, spec: SweepSpec) -> bool:
-    """Whether it is proved that a condition fails at every point."""
-    ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for name, values in spec.design.extremes().items():
-        if values.dtype.kind in "biuf":
-            ranges[name] = np.array([values.min()], float), np.array([values.max()], float)
-    for name, formula in spec.before.items():
-        if formula.names <= set(ranges):
-            ranges[name] = formula.interval(ranges)
-    try:
-        sides = condition.comparisons("")
-    except InputError:  # or, not, !=: only looking tells
-        return False
-    known = [one for one in sides if one.names <= set(ranges)]
-    return any(one.cannot_hold(ranges).any() for one in known)
 
 
 def evaluate(spec: SweepSpec, chunk: int) -> pa.Table:

@@ -1,8 +1,7 @@
-"""What reading a sweep and a search have in common: files, plain values, names, formulas.
+"""What reading a sweep begins with: files, plain values, names, formulas.
 
 Specs as versions before 0.2 wrote them are rewritten in today's words (`written.py`):
 
-[knobs] and [constants]          [parameters]
 [front]                          [objective]
 { log = [1, 8], count = 3 }      { min = 1, max = 8, count = 3 }       lin, powers_of_two: scale
 { random = [1, 8] }              { min = 1, max = 8, scale = "lin", sample = "random" }
@@ -13,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from hybridperf.io import InputError, read_toml, unknown
 from hybridperf.io.documents import check_head
 from hybridperf.io.expression import Expression, parse
 
+_OLD = "hybridperf/sweep"
 _GRIDS, _SAMPLES = ("lin", "log", "powers_of_two"), ("random", "sobol")
 SpecSource = str | os.PathLike | Mapping[str, Any]
 
@@ -44,17 +44,15 @@ class Document:
     remarks: list[str]
 
 
-def read_spec_document(
-    source: SpecSource, folder: str | Path, kind: str, shipped: Path
-) -> Document:
+def read_spec_document(source: SpecSource, folder: str | Path, shipped: Path) -> Document:
     """A TOML file, the name of a shipped one, or a dict whose files are in `folder`."""
-    faults, old = Faults(), f"hybridperf/{kind}"
+    faults = Faults()
     if isinstance(source, Mapping):
         raw, where = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION} | dict(source), "the spec"
     else:
-        path = _find(source, kind, shipped)
+        path = _find(source, shipped)
         raw, where, folder = read_toml(path, f"{SCHEMA} file"), str(path), path.parent
-    expected = old if raw.get("schema") == old else SCHEMA
+    expected = _OLD if raw.get("schema") == _OLD else SCHEMA
     check_head(raw, expected, SCHEMA_VERSION, where)
     check_plain(raw)
     today, said = renewed(raw, faults)
@@ -66,10 +64,10 @@ def read_spec_document(
     return Document(written, today, Path(folder), faults, wrong, notes if said else [])
 
 
-def _find(source: Any, kind: str, shipped: Path) -> Path:
+def _find(source: Any, shipped: Path) -> Path:
     if not isinstance(source, str | os.PathLike):
         needs = "a .toml file, the name of a shipped example, or a dict"
-        raise InputError(f"a {kind} needs a spec: {needs}; got {type(source).__name__}")
+        raise InputError(f"a sweep needs a spec: {needs}; got {type(source).__name__}")
     path, example = Path(source), shipped / f"{os.fspath(source)}.toml"
     path = example if os.path.exists(example) and not os.path.exists(path) else path
     if not os.path.exists(path):
@@ -95,13 +93,6 @@ def check_plain(document: Any, where: str = "") -> None:
     elif not isinstance(document, str | int | float | None):
         kind = type(document).__name__
         raise InputError(f"{where} is a {kind}; expected numbers, words and lists of them")
-
-
-def check_keys(given: Iterable[str], known: Collection[str], what: str, where: str) -> None:
-    """`InputError` for a key that is not among the known ones, as `unknown` words it."""
-    for key in given:
-        if key not in known:
-            raise unknown(what, key, known, where)
 
 
 def check_free(names: Mapping[str, Collection[str]]) -> None:
@@ -175,27 +166,12 @@ def derived_columns(
 def renewed(document: Mapping[str, Any], faults: Faults) -> tuple[dict[str, Any], list[str]]:
     """A document in today's words, and what is spelt otherwise today."""
     new, said = dict(document), []
-    if new.get("schema") in ("hybridperf/sweep", "hybridperf/search"):
+    if new.get("schema") == _OLD:
         new["schema"] = SCHEMA
         said.append(f'schema = "{SCHEMA}"')
     if "front" in new and "objective" not in new:
         new["objective"] = new.pop("front")
         said.append("[objective] for [front]")
-    if old := [one for one in ("knobs", "constants") if one in new]:
-        whole: dict[str, Any] = dict(new.get("parameters", {}))
-        for section in old:
-            inside = new.pop(section)
-            if not isinstance(inside, Mapping):
-                raise InputError(f"[{section}] must be a section of keys and values, got {inside}")
-            if twice := next((name for name in inside if name in whole), None):
-                mend = "call one of them something else"
-                raise InputError(f"{twice!r} is a knob and a constant; {mend}")
-            for name, given in inside.items() if section == "knobs" else ():
-                if not isinstance(given, Mapping):
-                    raise InputError(f"knob {name} needs {{ min = ..., max = ... }}, got {given!r}")
-            whole |= inside
-        new["parameters"] = whole
-        said.append(f"[parameters] for {' and '.join(f'[{one}]' for one in old)}")
     if isinstance(parameters := new.get("parameters"), Mapping):
         ranges: dict[str, Any] = {}
         for name, given in parameters.items():

@@ -59,7 +59,7 @@ def grid_spec(
         InputError: for a field that nobody knows, or values that are none.
     """
     asked = question_of(question)
-    target: dict[str, Any] = {"kind": "table", "question": question, **(settings or {})}
+    target: dict[str, Any] = {"question": question, **(settings or {})}
     if isinstance(fields, Mapping):
         parameters = {str(name): _axis(name, given) for name, given in fields.items()}
         _check_names(question, parameters)

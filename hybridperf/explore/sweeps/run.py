@@ -26,7 +26,6 @@ from hybridperf.explore.sweeps.chunk import (
 )
 from hybridperf.explore.sweeps.front import BestPoints, BestRule
 from hybridperf.explore.sweeps.grid import Fields, grid_spec
-from hybridperf.explore.sweeps.progress import SweepProgress, compiling_time
 from hybridperf.explore.sweeps.spec import SweepSpec, read_spec, with_top
 from hybridperf.explore.sweeps.store import (
     SweepStore,
@@ -38,6 +37,7 @@ from hybridperf.explore.sweeps.store import (
 from hybridperf.fields.frames import ANSWERED_BY, Rows
 from hybridperf.io import InputError, write_table
 from hybridperf.io.later import pd
+from hybridperf.io.progress import Progress, say, shown
 from hybridperf.io.sums import check_sum
 from hybridperf.io.workers import check_workers
 
@@ -60,7 +60,6 @@ class SweepResult:
     seconds: float
     top: Path | None  # tables next to `out`
     front: Path | None
-    compiling_s: float = 0.0  # of `seconds`, in this process
     refused: str = ""  # why the first of the rows without a time has none
     empty_because: str = ""  # which constraints on results left no row
 
@@ -159,7 +158,7 @@ def sweep(
     check_divisors(given)
     check_not_empty(given, quiet=quiet)
     met = np.zeros(len(given.accept), int)
-    with store.open(restart=restart), compiling_time() as compiling:
+    with store.open(restart=restart):
         for remark in () if quiet else given.remarks():
             print(f"sweep: {remark}", file=sys.stderr, flush=True)
         if store.is_complete():
@@ -187,7 +186,6 @@ def sweep(
         seconds=time.monotonic() - start_s,
         top=_write_best(store.out, "top", kept.top),
         front=_write_best(store.out, "front", kept.front),
-        compiling_s=compiling.seconds,
         empty_because=why,
         refused=refused,
     )
@@ -211,21 +209,25 @@ def _do(
     done = store.done(total)
     todo = [chunk for chunk in range(total) if chunk not in done]
     already = sum(len(range(*bounds(spec, chunk))) for chunk in done)
-    progress = SweepProgress(spec.design.size, already=already, quiet=quiet)
-    computed = 0
+    if already and not quiet:
+        say(f"{already:,} of {spec.design.size:,} points were done before")
+    leading, computed, start_s = _Leading(spec), 0, time.monotonic()
     if not todo:
         return computed
-    leading = _Leading(spec)
     for chunk in sorted(done) if not quiet else ():
         leading.see(store.part(chunk))
     here = workers is None and scheduler is None
-    for chunk in (
-        _do_here(spec, todo, store) if here else cluster.do(spec, todo, store, workers, scheduler)
-    ):
-        points = len(range(*bounds(spec, chunk)))
-        computed += points
-        progress.add(points, "" if quiet else leading.see(store.part(chunk)))
-    progress.end()
+    each = _do_here(spec, todo, store) if here else cluster.do(
+        spec, todo, store, workers, scheduler
+    )  # fmt: skip
+    with shown("sweep") as show:
+        for chunk in each:
+            computed += len(range(*bounds(spec, chunk)))
+            if not quiet:
+                rate = computed / max(time.monotonic() - start_s, 1e-9)
+                best, at = leading.see(store.part(chunk)), already + computed
+                doing = "; ".join(filter(None, (f"{rate:,.0f} points/s", best)))
+                show(Progress(at, spec.design.size, doing, (spec.design.size - at) / rate))
     return computed
 
 

@@ -30,7 +30,7 @@ from hybridperf.explore.sweeps.document import (
     read_spec_document,
 )
 from hybridperf.explore.sweeps.front import BestRule
-from hybridperf.explore.sweeps.target import Target, read_target
+from hybridperf.explore.sweeps.target import Target
 from hybridperf.explore.sweeps.written import (
     Drawn,
     Objective,
@@ -40,6 +40,7 @@ from hybridperf.explore.sweeps.written import (
     Top,
     part,
 )
+from hybridperf.fields.frames import ANSWERED_BY
 from hybridperf.hardware.prices import read_prices
 from hybridperf.io import InputError, read_table, require_columns, unknown
 from hybridperf.io.documents import is_finite
@@ -48,7 +49,7 @@ from hybridperf.io.expression import Expression, parse
 SHIPPED = Path(__file__).parent / "shipped"
 INDEX = "point"  # the column that holds a point's index
 # results do not depend on these; the size of chunks is part of the identity on its own
-_NO_MATTER = ("schema", "schema_version", "chunk", "top", "objective", "method")
+_NO_MATTER = ("schema", "schema_version", "chunk", "top", "objective")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +89,7 @@ def read_spec(source: SpecSource, folder: str | Path = ".") -> SweepSpec:
     Raises:
         InputError: a sentence of all that is wrong with it.
     """
-    return _spec(read_spec_document(source, folder, "sweep", SHIPPED))
+    return _spec(read_spec_document(source, folder, SHIPPED))
 
 
 def _spec(document: Document) -> SweepSpec:
@@ -100,7 +101,9 @@ def _spec(document: Document) -> SweepSpec:
     target = None
     if "target" not in wrong:
         with faults.kept():
-            target = read_target(written.target, document.folder, extremes)
+            if written.target is None:
+                raise InputError(f"[target] needs a question: one of {', '.join(ANSWERED_BY)}")
+            target = Target(written.target, document.folder, extremes)
     if target is None:  # names of results are not known
         faults.end()
         raise AssertionError("a target that is wrong is among the faults")
@@ -181,7 +184,6 @@ def _design(document: Document, tables: dict[str, Any]) -> Design:
     faults, joint = document.faults, document.written.design
     ranges: dict[str, dict[str, SampledRange | SampledList]] = {"random": {}, "sobol": {}}
     read: dict[Path, Any] = {}
-    open_ = getattr(document.written.target, "kind", "") == "table"  # cells may be empty
     axes: dict[str, Axis | None] = {}
     columns: dict[str, dict[str, np.ndarray]] = {}
     for name, written in document.written.parameters.items():
@@ -196,8 +198,7 @@ def _design(document: Document, tables: dict[str, Any]) -> Design:
                 require_columns(frame, [column], f"parameter {name}")
                 values = frame[column].tolist()
                 of_table = columns.setdefault(f"table {path}", {})
-                place = f"in row {{}} of {path}"
-                of_table[name] = _cells(frame[column]) if open_ else _plain(name, values, place)
+                of_table[name] = _cells(frame[column])
                 axes[f"table {path}"] = ListAxis(of_table)
                 tables[name] = hashlib.sha256(repr(values).encode()).hexdigest()[:16]
             elif isinstance(written, Drawn):
@@ -261,15 +262,17 @@ def _cells(column: Any) -> np.ndarray:
     return np.array(texts, object)
 
 
-def _plain(name: str, values: list[Any], place: str = "at place {} of its list") -> np.ndarray:
-    """Numbers or words as an array; `InputError` naming `place` for anything else or a mixture."""
+def _plain(name: str, values: list[Any]) -> np.ndarray:
+    """Numbers or words as an array; `InputError` for anything else or a mixture."""
     values = [int(value) if isinstance(value, bool) else value for value in values]
     if values and all(isinstance(value, str) for value in values):
         return np.array(values, object)
     what = f"parameter {name}"
     for at, value in enumerate(values, 1):
         if isinstance(value, float) and not np.isfinite(value):
-            raise InputError(f"{what} must be finite numbers, got {value} {place.format(at)}")
+            raise InputError(
+                f"{what} must be finite numbers, got {value} at place {at} of its list"
+            )
     for value in values:
         if not is_finite(value):
             raise InputError(f"{what} must be numbers or words, all of one kind, got {value!r}")

@@ -1,67 +1,37 @@
-"""Ops and collectives as rows of a table: columns are parameters, predictions are results."""
+"""Parameters of a sweep of ops or collectives: which are read, and which values can be, before
+anything is predicted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
 
 import numpy as np
-import pandas as pd
-from pydantic import Field
 
 from hybridperf.collectives.fit import collectives_by_name
-from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traffic import canonical_collective
-from hybridperf.explore.sweeps.target import Columns, WrittenTarget, check_positive, place, register
-from hybridperf.explore.sweeps.written import Part
 from hybridperf.fields import fields_of
 from hybridperf.hardware import canonical_dtype
 from hybridperf.io import InputError, closest
-from hybridperf.model import PerfModel, model_or_datasheet
-from hybridperf.ops import Op, columns_of, op_by_name
+from hybridperf.model import model_or_datasheet
+from hybridperf.ops import columns_of, op_by_name
 from hybridperf.ops.base import op_fields
 from hybridperf.ops.table import LABELS
 
-_ANSWERS = {  # column of a prediction -> column of a sweep
-    "predicted_s": "time_s", "low_s": "low_s", "high_s": "high_s", "roofline_s": "roofline_s",
-}  # fmt: skip
-_MARKS: dict[str, type] = {"in_range": bool, "note": str}
-_SECONDS: dict[str, type] = dict.fromkeys(_ANSWERS.values(), float)
+Columns = Mapping[str, np.ndarray]  # [n] by name
+_LARGEST = 1e24  # as of work of one op, `ops/table.py`
 _COLLECTIVE = [one for one in fields_of("collectives") if one.priced]
 
 
-class OpsGiven(Part):
-    """Ops as rows of a table: parameters are its columns."""
+class OpRows:
+    """Ops under a model."""
 
-    kind: Literal["ops"]
-    model: Annotated[str, Field(description="folder or name of a model, or of a datasheet")]
-
-
-class CollectivesGiven(Part):
-    """Collectives as rows of a table: parameters are its columns."""
-
-    kind: Literal["collectives"]
-    model: Annotated[str, Field(description="folder or name of a model, or of a system")]
-
-
-@register("ops")
-class OpsTarget(WrittenTarget):
-    """`PerfModel.predict_ops` by chunks."""
-
-    Given = OpsGiven
-    results = _SECONDS | _MARKS
-
-    def __init__(self, model: PerfModel, ops: Mapping[str, tuple[type[Op], Mapping[str, Any]]]):
-        self._model, self.models, self._ops = model, (model,), ops
-
-    @classmethod
-    def read(cls, given: Any, folder: Path, extremes: Columns) -> OpsTarget:
+    def __init__(self, model: str, extremes: Columns):
         if "op" not in extremes:
             needs = 'needs a parameter op, such as op = "gemm"; `hybridperf show ops` lists them'
             raise InputError(f"a sweep of ops {needs}")
-        ops = {str(name): op_by_name(str(name)) for name in dict.fromkeys(extremes["op"])}
-        return cls(model_or_datasheet(place(given.model, folder)), ops)
+        self._ops = {str(name): op_by_name(str(name)) for name in dict.fromkeys(extremes["op"])}
+        self.model = model_or_datasheet(model)
 
     def known(self) -> set[str]:
         of_ops = [{*cls.dimensions(), *columns_of(cls).text} for cls, _ in self._ops.values()]
@@ -88,24 +58,13 @@ class OpsTarget(WrittenTarget):
                     elif name in extremes and field.kind != "flag":
                         check_positive(name, extremes[name])
 
-    def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
-        return _answers(self._model.predict_ops(_frame(columns, self.known())), self.results)
 
+class CollectiveRows:
+    """Collectives under a model."""
 
-@register("collectives")
-class CollectivesTarget(WrittenTarget):
-    """`CollectiveModel.predict` by chunks."""
-
-    Given = CollectivesGiven
-    results = _SECONDS | {"bus_bytes_per_s": float} | _MARKS
-
-    def __init__(self, model: CollectiveModel):
-        self._model, self.models = model, (model,)
-
-    @classmethod
-    def read(cls, given: Any, folder: Path, extremes: Columns) -> CollectivesTarget:
-        del extremes
-        return cls(collectives_by_name(place(given.model, folder)))
+    def __init__(self, model: str, extremes: Columns):
+        del extremes  # all kinds have the same parameters
+        self.model = collectives_by_name(model)
 
     def known(self) -> set[str]:
         return {name for field in _COLLECTIVE for name in field.names}
@@ -123,14 +82,20 @@ class CollectivesTarget(WrittenTarget):
                 elif field.kind in ("whole", "number"):
                     check_positive(name, extremes[name], least=1.0)
 
-    def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
-        return _answers(self._model.predict(_frame(columns, self.known())), self.results)
 
-
-def _frame(columns: Columns, known: set[str]) -> pd.DataFrame:
-    return pd.DataFrame({name: values for name, values in columns.items() if name in known})
-
-
-def _answers(predicted: pd.DataFrame, results: Mapping[str, type]) -> dict[str, np.ndarray]:
-    renamed = predicted.rename(columns=_ANSWERS)
-    return {name: renamed[name].to_numpy() for name in results}
+def check_positive(
+    name: str, values: np.ndarray, *, zero: bool = False, least: float = 0.0
+) -> None:
+    """`InputError` unless all values are finite numbers above zero (at least zero with `zero`)."""
+    rule = f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero"
+    if values.dtype.kind == "b":
+        raise InputError(f"{rule}, got true or false")
+    wrong = values
+    if values.dtype.kind in "iuf":
+        wrong = values[~(np.isfinite(values) & ((values >= 0) if zero else (values > 0)))]
+    if len(wrong):
+        raise InputError(f"{rule}, got {wrong[0]!s}")
+    if len(values) and values.max() > _LARGEST:
+        raise InputError(f"parameter {name} must be at most {_LARGEST:g}, got {values.max():g}")
+    if len(values) and values.min() < least:
+        raise InputError(f"parameter {name} must be at least {least:g}, got {values.min():g}")

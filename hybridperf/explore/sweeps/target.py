@@ -1,138 +1,111 @@
-"""What a sweep asks at each point: a target takes columns of parameters and gives columns of
-results, a chunk of points at a time.
+"""What a sweep asks at each point: a question of tables (`fields/frames.py`). A chunk of points is
+a frame of rows, its results are what the function of frames adds.
 
-A new kind is a subclass of `WrittenTarget`, registered under the word of `[target] kind`. It is
-read before any point is made, so that everything wrong with a spec is reported before anything is
-compiled.
+It is read before any point is made, so that everything wrong with a spec is reported before
+anything is computed.
 """
 
 from __future__ import annotations
 
-import abc
+import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
-from hybridperf.explore.sweeps.written import TARGETS, Part
+from hybridperf.explore.sweeps.tables import CollectiveRows, Columns, OpRows
+from hybridperf.explore.sweeps.written import Asked
+from hybridperf.fields import fields_of
+from hybridperf.fields.columns import said_by
+from hybridperf.fields.frames import question_of
 from hybridperf.io import InputError
 
-Columns = Mapping[str, np.ndarray]  # [n] by name
+_POINT = "point"
+# of ops and collectives, whose sizes are checked before anything is predicted
+_CHECKS: Mapping[str, type[OpRows | CollectiveRows]] = {
+    "ops": OpRows, "collectives": CollectiveRows,
+}  # fmt: skip
 
-_LARGEST = 1e24  # as of work of one op, `ops/table.py`
 
+class Target:
+    """Rows predicted by the function of frames of a question, by chunks.
 
-class Target(abc.ABC):
-    """One thing to ask of many points."""
+    Args:
+        given: `[target]` of a spec.
+        folder: where files that it names are looked for.
+        extremes: values of each parameter that include its smallest and largest (of words, all).
+    """
 
-    # columns that `evaluate` gives, of the kind or of what was read: float, bool or str
-    results: Mapping[str, type]
-    seconds: str = "time_s"  # the result that is empty where a point is not predicted
-    models: Sequence[Any] = ()  # what it asks: they tell what to know first, and what it is
-    trusted: ClassVar[bool] = True  # `trust` says how far
+    def __init__(self, given: Asked, folder: Path, extremes: Columns):
+        self._question, self._settings = question_of(given.question), dict[str, str]()
+        for name in ("model", "knobs", "fit"):
+            if (value := getattr(given, name)) and name not in self._question.settings:
+                raise InputError(f"{name} is no setting of {given.question}; leave it out")
+            if value:
+                path = folder / value  # beside the spec by its whole path, else a name
+                self._settings[name] = str(path.resolve()) if os.path.exists(path) else value
+        if "model" in self._question.settings and "model" not in self._settings:
+            raise InputError(
+                f"a sweep of {given.question} needs a model: a folder, or a name that `hybridperf"
+                " models` lists"
+            )
+        # columns that are added: float, bool or str; the one that is empty where not predicted
+        self.results, self.seconds = self._question.results(), self._question.seconds
+        self._predict = self._question.predict(**self._settings)
+        self._words = {one for values in extremes.values() if values.dtype == object
+                       for one in values if isinstance(one, str)}  # fmt: skip
+        checks = _CHECKS.get(given.question)
+        self._checks = checks(self._settings["model"], extremes) if checks else None
+        self._columns = {name for name in extremes if self._reads(name)} | {*given.also}
 
-    @abc.abstractmethod
+    def _reads(self, name: str) -> bool:
+        if self._checks is not None:
+            return name in self._checks.known()
+        return fields_of(self._question.registry).called(name) is not None
+
     def known(self) -> set[str]:
-        """Names of the parameters that the target reads."""
+        """Names of the parameters that it reads."""
+        if self._checks is not None:
+            return self._columns | self._checks.known()
+        return self._columns | set(fields_of(self._question.registry).by_name)
 
-    @abc.abstractmethod
     def check(self, extremes: Columns, given: set[str]) -> None:
         """`InputError` for impossible values, or for a parameter missing among `given`."""
+        if self._checks is not None:
+            self._checks.check(extremes, given)
+        else:
+            said_by(given, self._question.registry)
 
-    @abc.abstractmethod
     def evaluate(self, columns: Columns) -> dict[str, np.ndarray]:
         """Results [n] by name at n points; `columns` may hold more than it reads."""
-
-    def taken(self, columns: Columns) -> dict[str, np.ndarray]:
-        """Numbers [n] of the parameters that it reads."""
-        names = sorted(self.known() & set(columns))
-        return {name: np.asarray(columns[name], np.float64) for name in names}
+        # what formulas derive counts where it has a column's name
+        names = [name for name in columns if name in self._columns or self._reads(name)]
+        frame = pd.DataFrame({name: columns[name] for name in names})
+        found = self._predict(frame, columns[_POINT] + 1)
+        return {name: _cells(found[name], kind) for name, kind in self.results.items()}
 
     def remarks(self) -> list[str]:
         """Notes before any result is read, such as that a datasheet stands in for measurements."""
-        return [note for model in self.models for note in model.shortcomings()]
-
-    def trust(self, columns: Columns) -> dict[str, np.ndarray]:
-        """`low_s, high_s, in_range, note` [n] at a few points, slowly; NaN where unknown."""
-        results = self.evaluate(columns)
-        return {name: results[name] for name in ("low_s", "high_s", "in_range", "note")}
+        return [] if self._checks is None else self._checks.model.shortcomings()
 
     def fingerprint(self) -> str:
-        """Changes with whatever could change a result."""
-        assert self.models, "a target without models has its own fingerprint"
-        return "-".join(model.fingerprint() for model in self.models)
-
-    def traced(self, names: Collection[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """Results of ONE point as a pure JAX function of the parameters `names`, for gradients.
-
-        `InputError` for a kind that has no such function.
-        """
-        kind, mend = type(self).__name__, "kinds step and program can"
-        raise InputError(f"a target of this kind ({kind}) can be swept and not searched; {mend}")
-
-    def softened(
-        self, names: Collection[str]
-    ) -> Callable[[Mapping[str, Any], Any], dict[str, Any]]:
-        """`traced` with a second argument, the temperature of its maxima in log seconds."""
-        kind, mend = type(self).__name__, "leave out [method] smoothing"
-        raise InputError(f"a target of this kind ({kind}) cannot be smoothed; {mend}")
+        """Of the model, and of the content of files that settings and cells name."""
+        model = "" if self._checks is None else self._checks.model.fingerprint()
+        digest = hashlib.sha256(model.encode())
+        for name in sorted(self._words | {*self._settings.values()}):
+            path = Path(name)
+            if os.sep in name or path.suffix:
+                files = sorted(path.rglob("*")) if path.is_dir() else [path]
+                for file in files:
+                    if file.is_file():
+                        digest.update(file.read_bytes())
+        return digest.hexdigest()[:16]
 
 
-class WrittenTarget(Target):
-    """A target that a spec can ask for."""
-
-    Given: ClassVar[type[Part]]  # what `[target]` holds: `kind`, a literal, and its keys
-
-    @classmethod
-    @abc.abstractmethod
-    def read(cls, given: Any, folder: Path, extremes: Columns) -> WrittenTarget:
-        """From its `Given`; files are looked for from `folder`.
-
-        `extremes`: values of each parameter that include its smallest and largest (of words, all).
-        """
-
-
-_KINDS: dict[str, type[WrittenTarget]] = {}
-
-
-def register(kind: str) -> Callable[[type[WrittenTarget]], type[WrittenTarget]]:
-    """Class decorator: specs ask for the target by this word."""
-
-    def add(cls: type[WrittenTarget]) -> type[WrittenTarget]:
-        _KINDS[kind], TARGETS[kind] = cls, cls.Given
-        return cls
-
-    return add
-
-
-def read_target(given: Any, folder: Path, extremes: Columns) -> WrittenTarget:
-    """The target of a spec's `[target]`, its keys checked; `extremes`: see `WrittenTarget.read`."""
-    if given is None:
-        raise InputError(f"[target] needs a kind: one of {', '.join(_KINDS)}")
-    return _KINDS[given.kind].read(given, folder, extremes)
-
-
-def place(name: str, folder: Path) -> str:
-    """A file or folder next to the spec by its whole path; any other name as it is."""
-    path = folder / name
-    return str(path.resolve()) if os.path.exists(path) else name
-
-
-def check_positive(
-    name: str, values: np.ndarray, *, zero: bool = False, least: float = 0.0
-) -> None:
-    """`InputError` unless all values are finite numbers above zero (at least zero with `zero`)."""
-    rule = f"parameter {name} must be numbers {'of at least' if zero else 'above'} zero"
-    if values.dtype.kind == "b":
-        raise InputError(f"{rule}, got true or false")
-    wrong = values
-    if values.dtype.kind in "iuf":
-        wrong = values[~(np.isfinite(values) & ((values >= 0) if zero else (values > 0)))]
-    if len(wrong):
-        raise InputError(f"{rule}, got {wrong[0]!s}")
-    if len(values) and values.max() > _LARGEST:
-        raise InputError(f"parameter {name} must be at most {_LARGEST:g}, got {values.max():g}")
-    if len(values) and values.min() < least:
-        raise InputError(f"parameter {name} must be at least {least:g}, got {values.min():g}")
+def _cells(column: pd.Series, kind: type) -> np.ndarray:
+    """Numbers, words, or flags: as numbers where some are not known."""
+    if kind is bool and column.dtype != bool:
+        return column.to_numpy(np.float64, na_value=np.nan)
+    return column.to_numpy(object if kind is str else None)

@@ -1,26 +1,25 @@
-"""The dialect in which sweeps and searches are written: its sections as types, from which come its
-checks (all that is wrong at once) and its JSON schema (`hybridperf show spec`).
+"""The dialect in which sweeps are written: its sections as types, from which come its checks (all
+that is wrong at once) and its JSON schema (`hybridperf show spec`).
 
 schema = "hybridperf/spec"
 schema_version = 1
-chunk = 65536                                   # points of a sweep done together; optional
+chunk = 65536                                   # points done together; optional
 
 [target]                                        # what is asked at each point; see `target.py`
-kind = "collectives"                            # or "ops", "program", "step"
+question = "collectives"                        # of tables, as of the command of that name
 model = "dgx_a100"                              # a model's folder or name, or a datasheet's
-# outputs = ["busy_s", "critical_s"]            # of a program: columns besides time_s
 
-[parameters]                                    # of a sweep grids multiply; the last varies fastest
-collective = ["all_reduce", "all_gather"]       # a sweep takes each of a list of numbers or words
+[parameters]                                    # grids multiply; the last varies fastest
+collective = ["all_reduce", "all_gather"]       # each of a list of numbers or words
 n_nodes = 1                                     # a constant
 n_gpus = { min = 2, max = 8, scale = "powers_of_two" }           # 2, 4, 8
 bytes = { min = 1e3, max = 1e9, count = 100 }   # in logs, or scale = "lin"; also integer = true
-x = { min = 1, max = 9 }                        # a search goes everywhere between, in log space; of
-y = { min = 1, max = 9, sample = "random" }     # a sweep those without count are one design: Sobol
+x = { min = 1, max = 9 }                        # without count one design: Sobol, or
+y = { min = 1, max = 9, sample = "random" }
 z = { values = [1, 2, 4], sample = "sobol" }    # one of these at each point of [design]
 tp = { table = "layouts.csv", column = "tp" }   # a column of a file; its columns vary together
 
-[design]                                        # of a sweep's sampled parameters
+[design]                                        # of sampled parameters
 count = 1024
 seed = 0
 
@@ -29,20 +28,14 @@ file = "mine.toml"                              # optional: replaces and adds; s
 usd_per_kwh = 0.2
 [derived]                                       # more columns, from parameters, results and prices
 bytes_per_gpu = "bytes / n_gpus"
-[constraints]                                   # <=, >=, == and their `and`; a sweep takes any
-large_enough = "bytes_per_gpu >= 1024"          # condition, and leaves out points where one fails
+[constraints]                                   # points where one fails are left out
+large_enough = "bytes_per_gpu >= 1024"
 
-[objective]                                     # of a sweep columns, whose Pareto front is written
-minimise = ["time_s", "n_gpus"]                 # and maximise = [...]; a search has one formula
-[top]                                           # of a sweep
+[objective]                                     # columns, whose Pareto front is written
+minimise = ["predicted_s", "n_gpus"]            # and maximise = [...]
+[top]
 count = 10
-by = "time_s"
-[method]                                        # of a search; all optional
-starts = 16
-seed = 0
-rounds = 6                                      # of the multipliers
-steps = 40                                      # of descent in each round
-smoothing = 0.1                                 # first temperature of maxima; else they are exact
+by = "predicted_s"
 
 What versions before wrote otherwise is rewritten (`renewed`), with a remark.
 """
@@ -50,13 +43,13 @@ What versions before wrote otherwise is rewritten (`renewed`), with a remark.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, Union, cast
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import Field
 
+from hybridperf.fields.frames import ANSWERED_BY
 from hybridperf.io import InputError, unknown
 from hybridperf.io.expression import parse
 
@@ -93,18 +86,17 @@ _Section = TypeVar("_Section", bound=Part)
 
 
 class Range(Part):
-    """From `min` to `max`. A search goes everywhere between; a sweep takes `count` values, or those
-    that `sample` and `[design]` say."""
+    """From `min` to `max`: `count` values, or those that `sample` and `[design]` say."""
 
     min: Finite
     max: Finite
     scale: Literal["log", "lin", "powers_of_two"] = "log"
     integer: bool = False
     count: Annotated[int, Field(ge=1, le=_LONGEST_GRID)] | None = Field(
-        None, description="of a sweep: so many values, evenly spaced"
+        None, description="so many values, evenly spaced"
     )
     sample: Literal["sobol", "random"] | None = Field(
-        None, description="of a sweep, without count: one of the points of [design]"
+        None, description="without count: one of the points of [design]"
     )
 
     @pydantic.model_validator(mode="after")
@@ -154,7 +146,7 @@ Values = Annotated[
 
 
 class Drawn(Part):
-    """Of a sweep: one of some values at each point of [design]."""
+    """One of some values at each point of [design]."""
 
     values: Values
     sample: Literal["sobol", "random"] = "sobol"
@@ -190,7 +182,7 @@ Price = Annotated[
 
 
 class Objective(Part):
-    """A search has one, a name or formula; a sweep names columns: its Pareto front."""
+    """Names of columns, whose Pareto front is written."""
 
     minimise: Names = []
     maximise: Names = []
@@ -200,31 +192,36 @@ class Top(Part):
     """How many of the best points are also written, and the column whose least numbers are best."""
 
     count: Annotated[int, Field(ge=1, le=10**6)]
-    by: str | None = Field(None, description="the only [objective] to minimise, else time_s")
+    by: str | None = Field(
+        None, description="the only [objective] to minimise, else predicted seconds"
+    )
 
 
-class Method(Part):
-    """How hard a search looks: starts, steps, temperatures."""
+class Asked(Part):
+    """Rows of a table, a row a point: parameters are its columns."""
 
-    starts: Annotated[int, Field(ge=1, le=4096)] = 16
-    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    rounds: Annotated[int, Field(ge=1, le=1000, description="of the multipliers")] = 6
-    steps: Annotated[int, Field(ge=1, le=10_000, description="of descent in each round")] = 40
-    smoothing: Annotated[
-        float | None,
-        Field(gt=0, le=1, allow_inf_nan=False, description="first temperature of maxima, in logs"),
-    ] = None
+    question: Annotated[
+        str,
+        Field(
+            description="whose columns they are, as of the command of that name",
+            json_schema_extra={"enum": [*ANSWERED_BY]},
+        ),
+    ]
+    model: Annotated[str, Field(description="of ops and collectives: a folder or a name")] = ""
+    knobs: Annotated[str, Field(description="of steps: fitted step effects, a file")] = ""
+    fit: Annotated[str, Field(description="of serve: fitted effects, a folder")] = ""
+    also: Names = Field(default_factory=list, description="columns that are not read and pass")
 
 
 class Written(Part):
-    """A sweep or a search as it was written."""
+    """A sweep as it was written."""
 
     schema_: Annotated[Literal["hybridperf/spec"], Field(alias="schema")] = "hybridperf/spec"
     schema_version: Literal[1] = 1
     chunk: Annotated[int, Field(ge=1, le=_LARGEST_CHUNK, description="points done together")] = (
         65536
     )
-    target: Any = None
+    target: Asked | None = None
     parameters: dict[str, Parameter] = {}
     design: Sampled | None = None
     prices: dict[str, Price] = Field(
@@ -234,30 +231,18 @@ class Written(Part):
     constraints: dict[str, Condition] = {}
     objective: Objective = Objective()
     top: Top | None = None
-    method: Method = Method()
 
     def formulas(self) -> list[str]:
         """Texts of derived columns and constraints."""
         return [*self.derived.values(), *self.constraints.values()]
 
 
-TARGETS: dict[str, type[Part]] = {}  # what `[target]` holds, by its kind; see `target.register`
-
-
-@functools.cache
-def _with_target(*some: type[Part]) -> type[Written]:
-    """`Written`, its target one of these."""
-    one_of: Any = Union[some]  # noqa: UP007
-    target: Any = (Annotated[one_of, Field(discriminator="kind")] | None, None)
-    return cast("type[Written]", pydantic.create_model("Spec", __base__=Written, target=target))
-
-
 def json_schema() -> dict[str, Any]:
     """The dialect as a JSON schema."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **_with_target(*TARGETS.values()).model_json_schema(),
-        "title": "A sweep or a search of hybridperf",
+        **Written.model_json_schema(),
+        "title": "A sweep of hybridperf",
     }
 
 
@@ -304,7 +289,7 @@ def validated(document: Mapping[str, Any], faults: Faults) -> tuple[Written, set
     left, wrong = dict(document), set[str]()
     while True:
         try:
-            return _with_target(*TARGETS.values()).model_validate(left), wrong
+            return Written.model_validate(left), wrong
         except pydantic.ValidationError as error:
             for one in error.errors():
                 faults.said.append(_sentence(one))
@@ -335,8 +320,8 @@ _MUST_BE = {
 def _sentence(error: Any) -> str:
     """One fault as pydantic has it, in words with its place."""
     path = list(error["loc"])
-    tag = {"target": 1, "parameters": 2}.get(path[0])  # where pydantic has the form of a union
-    path = [one for at, one in enumerate(path) if at != tag]
+    if path[0] == "parameters":
+        del path[2:3]  # where pydantic has the form of a union
     kind, got, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
         known = _known(error["loc"][:-1])
@@ -344,11 +329,6 @@ def _sentence(error: Any) -> str:
         return str(unknown(where, str(path[-1]), known, f"there are {', '.join(known)}"))
     if kind == "missing":
         return f"{_place(path[:-1])} needs a key {path[-1]!r}"
-    if kind == "union_tag_not_found":
-        return f"{_place(path)} needs a kind: one of {', '.join(TARGETS)}"
-    if kind == "union_tag_invalid":
-        named, known = str(got.get("kind")), list(TARGETS)
-        return str(unknown("kind of target", named, known, f"known are {', '.join(known)}"))
     if kind == "value_error":
         said = str(context["error"])
         return f"{_place(path)}{said[2:] if said.startswith(('it:', 'it ')) else f' {said}'}"
@@ -364,21 +344,18 @@ def _place(path: list[Any]) -> str:
     if section in _SINGULAR and inside:
         key, *inside = inside
         return " ".join([*inside, *(["of"] if inside else []), f"{_SINGULAR[section]} {key}"])
-    if section == "target" and inside[:1] == ["ops"] and len(inside) > 1:
-        return " ".join([f"[[target.ops]] number {int(inside[1]) + 1}", *inside[2:]])
     return " ".join([f"[{section}]" if section not in ("chunk", "schema") else section, *inside])
 
 
 def _known(path: Sequence[Any]) -> list[str]:
     """Keys of a section."""
-    section, inside = (*map(str, path), "", "")[:2]
-    of_target = {"target": TARGETS[inside]} if inside in TARGETS else {}
-    fields = ({**_SECTIONS, **of_target}[section]).model_fields
+    section = str(path[0]) if path else ""
+    fields = _SECTIONS[section].model_fields
     also = [*TableColumn.model_fields, "values"] if section == "parameters" else []
     return [field.alias or name for name, field in fields.items()] + also
 
 
 _SECTIONS: dict[str, type[Part]] = {
-    "": Written, "parameters": Range, "design": Sampled, "objective": Objective, "top": Top,
-    "method": Method,
+    "": Written, "target": Asked, "parameters": Range, "design": Sampled, "objective": Objective,
+    "top": Top,
 }  # fmt: skip
