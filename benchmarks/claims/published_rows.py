@@ -16,8 +16,8 @@ from typing import Any
 import pandas as pd
 
 from hybridperf.hardware import machines as names
-from hybridperf.hardware.machines import plain
 from hybridperf.io import read_toml
+from hybridperf.io.errors import plain
 
 _COLUMNS = ("network", "framework")
 _OF_NETWORK = ("source", "section", "system_detail", "gpu")

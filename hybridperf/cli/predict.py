@@ -299,15 +299,14 @@ def made_by(reference: str, option: str, expected: str) -> tuple:
 @contextlib.contextmanager
 def code_of(reference: str) -> Iterator[None]:
     """Turn what the user's own code raises into a sentence that names it and its line."""
-    from hybridperf.io import InputError
+    from hybridperf.io import InputError, first_line
 
     try:
         yield
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        first = (str(error).splitlines() or [""])[0]
-        what = f"{type(error).__name__}: {first}{_line_of(error)}"
+        what = f"{type(error).__name__}: {first_line(error)}{_line_of(error)}"
         raise wrong(f"{reference} raised {what}; --debug shows all of it") from error
 
 

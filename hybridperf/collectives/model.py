@@ -37,7 +37,7 @@ from hybridperf.collectives.traffic import Links
 from hybridperf.collectives.versions import Versions, taken_for_known, taken_for_usual
 from hybridperf.fields.columns import as_given, with_answers
 from hybridperf.hardware import SystemSpec, load_system, names_people_use
-from hybridperf.io import InputError, unknown
+from hybridperf.io import InputError, undamaged, unknown
 from hybridperf.io.later import pd
 from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.io.process import check_not_forked
@@ -506,7 +506,7 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
         raise unknown("model of collectives", str(name), known, remedy)
     with io.settled(folder):
         document = io.read_json(folder / DOCUMENT, "collectives", SCHEMA_VERSION, _UNCHECKED)
-        try:
+        with undamaged(folder / DOCUMENT, "restore it"):
             adapted = None
             if document["adapted"] is not None:
                 checked, expected = (
@@ -523,6 +523,3 @@ def load_collectives(name: str | os.PathLike) -> CollectiveModel:
                 dict(document.get("known_versions", {})),
                 None if there is None else SystemSpec(**there),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            raise InputError(f"{folder / DOCUMENT} is damaged ({why}); restore it") from error

@@ -8,10 +8,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import NonNegativeFloat, PositiveInt, ValidationError
+from pydantic import NonNegativeFloat, PositiveInt
 
 from hybridperf.hardware.specs import Spec
-from hybridperf.io import InputError, read_json, write_json
+from hybridperf.io import InputError, read_json, undamaged, write_json
 
 HOST_FILE = "host.json"
 HOST_SCHEMA_VERSION = 3  # 2: checksum; 3: fetch_s
@@ -82,9 +82,5 @@ def load_host(folder: str | os.PathLike) -> Host:
     path = Path(folder) / HOST_FILE
     content = read_json(path, "host", HOST_SCHEMA_VERSION, unchecked=1)
     facts = {key: content[key] for key in content if key not in ("schema", "schema_version")}
-    try:
+    with undamaged(path, "fit the host again"):
         return Host(**facts)
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise InputError(f"{path} is damaged ({problem}); fit the host again") from error

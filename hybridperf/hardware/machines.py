@@ -26,6 +26,7 @@ from hybridperf.hardware import (
     system_of,
 )
 from hybridperf.io import InputError, shipped_toml
+from hybridperf.io.errors import plain
 
 _LIKE, _NAMED = 0.5, 4  # how like a name is to be offered, of difflib's ratio, and how many are
 _BEFORE = re.compile(r"(^|[dh]gx|\dx|x\d+)$")  # an accelerator in a word: "dgxh100", "r750xax4a100"
@@ -74,12 +75,6 @@ class Machine:
     def key(self) -> tuple[str, str, str]:
         """All that prices depend on; of a user's files what they say, not what they are called."""
         return self.spec.model_dump_json(), self.model, self.system.model_dump_json()
-
-
-@functools.lru_cache(65536)
-def plain(text: str) -> str:
-    """Lower case, with every run of other characters as one underscore."""
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from hybridperf.hardware.specs import DeviceSpec, SystemSpec
 from hybridperf.hardware.this_machine import this_cpu, this_system
 from hybridperf.io import InputError, read_toml, shipped_toml, unknown
+from hybridperf.io.errors import plain
 
 # in what drivers call devices
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "intel"})
@@ -56,7 +57,7 @@ def device_called(driver_name: str) -> str:
     Either an alias says so, or each part of the device's name is a word of the driver's. A part of
     a device (MIG) is none, nor is a smaller one of its name (for laptops) but by its own facts.
     """
-    words = [word for word in plain_name(driver_name).split("_") if word not in _VENDOR_WORDS]
+    words = [word for word in plain(driver_name).split("_") if word not in _VENDOR_WORDS]
     bare, aliases = "_".join(words), _aliases()["devices"]
     other = _OTHER_DEVICE.intersection(words)
     if bare in aliases and not other:
@@ -119,11 +120,11 @@ def device_id(name: str | os.PathLike) -> str | None:
 
 @functools.lru_cache(4096)
 def _known_id(text: str, which: str) -> str | None:
-    presets, plain = _presets(which), plain_name(text)
+    presets, called = _presets(which), plain(text)
     if text in presets:
         return text
-    return _aliases()[which].get(plain) or next(
-        (name for name in presets if plain_name(name) == plain), None
+    return _aliases()[which].get(called) or next(
+        (name for name in presets if plain(name) == called), None
     )
 
 
@@ -164,8 +165,3 @@ def checked_spec(spec: type, content: Mapping[str, Any], path: Path, example: st
         field = ".".join(map(str, first["loc"]))
         got = "" if isinstance(first["input"], dict) else f", got {first['input']!r}"
         raise InputError(f"{path}: {field}: {first['msg']}{got}; {example}") from error
-
-
-def plain_name(name: str) -> str:
-    """A name in lower case with every run of other characters as one underscore."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pydantic
 
-from hybridperf.io import InputError, read_toml
+from hybridperf.io import InputError, first_line, read_toml
 from hybridperf.io.documents import check_head, finite_number
 
 SCHEMA_VERSION = 1
@@ -64,9 +64,7 @@ def _read(path: Path) -> dict[str, UnitPrice]:
         try:
             prices[name] = UnitPrice.model_validate(written)
         except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "it"
             needs = "needs value, unit, date and source"
-            raise InputError(f"{what} {needs}; {where}: {first['msg']}") from error
+            raise InputError(f"{what} {needs}; {first_line(error)}") from error
         finite_number(what, prices[name].value)
     return prices

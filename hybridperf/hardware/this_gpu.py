@@ -19,13 +19,13 @@ from hybridperf.hardware.names import (
     device_id,
     load_device,
     load_system,
-    plain_name,
     system_of,
 )
 from hybridperf.hardware.specs import DeviceSpec, SystemSpec, architectures
 from hybridperf.hardware.this_machine import this_system
 from hybridperf.hardware.topology import Topology, of_words, smi_words
 from hybridperf.io import InputError
+from hybridperf.io.errors import plain
 
 # GeForce cards add up in fp32 at half the tensor cores' rate
 _HALVED = ("tf32", "fp16", "bf16", "fp8")
@@ -75,7 +75,7 @@ def this_gpu(facts: Mapping[str, Any]) -> DeviceSpec:
     optional = ("l2_bytes", "shared_memory_bytes_per_multiprocessor")
     given: dict[str, Any] = {field: float(facts[field]) for field in optional if facts.get(field)}
     return DeviceSpec(
-        id=plain_name(name), name=name, vendor=_VENDORS[str(facts["vendor"])], arch=entry["arch"],
+        id=plain(name), name=name, vendor=_VENDORS[str(facts["vendor"])], arch=entry["arch"],
         kind="gpu", peak_flops_per_s=peaks, memory_bytes_per_s=bandwidth,
         memory_bytes=float(room), multiprocessors=int(units),
         clock_hz=float(clock_hz), fp32_sums_rate=0.5 if halved else 1.0, **given,

@@ -10,7 +10,7 @@ from hybridperf.io.documents import (
     shipped_toml,
     write_json,
 )
-from hybridperf.io.errors import InputError, OldFile, closest, unknown
+from hybridperf.io.errors import InputError, OldFile, closest, first_line, undamaged, unknown
 from hybridperf.io.files import check_folder_writable, is_stream, replacing, replacing_in, settled
 from hybridperf.io.installed import installed_hardware
 from hybridperf.io.plain import plain
@@ -29,9 +29,9 @@ from hybridperf.io.tables import (
 
 __all__ = [
     "ABOVE_ZERO", "ANY_NUMBER", "InputError", "Numbers", "OldFile", "check_folder_writable",
-    "closest", "hash_of",
+    "closest", "first_line", "hash_of",
     "installed_hardware", "is_stream", "number_columns", "parse_json", "parse_toml", "plain",
     "positive_column", "read_arrays", "read_json", "read_table", "read_tables", "read_text",
     "read_toml", "real_numbers", "replacing", "replacing_in", "require_columns", "settled",
-    "shipped_toml", "unknown", "write_arrays", "write_json", "write_table",
+    "shipped_toml", "undamaged", "unknown", "write_arrays", "write_json", "write_table",
 ]  # fmt: skip

@@ -61,11 +61,11 @@ def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested mappings of such paths."""
+def nested(arrays: Mapping[str, Any], between: str = "/") -> dict[str, Any]:
+    """The nested mappings of such paths, or of others with a mark between their names."""
     found: dict[str, Any] = {}
     for path, leaf in arrays.items():
-        *folders, name = path.split("/")
+        *folders, name = path.split(between)
         at = found
         for folder in folders:
             at = at.setdefault(folder, {})

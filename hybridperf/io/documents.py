@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridperf.io.budget import TooLarge, check_json
-from hybridperf.io.errors import InputError, OldFile
+from hybridperf.io.errors import InputError, OldFile, first_line
 from hybridperf.io.files import replacing
 from hybridperf.io.sums import check_sum
 
@@ -41,7 +41,7 @@ def parse_json(text: str | bytes, *, strict: bool = True) -> Any:
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
     except ValueError as error:  # its own, those of characters, of numbers with thousands of digits
-        raise ValueError(f"not JSON: {_first_line(error)}") from error
+        raise ValueError(f"not JSON: {first_line(error)}") from error
     return _shallow(document)
 
 
@@ -57,7 +57,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
     except ValueError as error:  # its own, those of dates, of numbers with thousands of digits
-        raise ValueError(f"not TOML: {_first_line(error)}") from error
+        raise ValueError(f"not TOML: {first_line(error)}") from error
     return _shallow(document)
 
 
@@ -164,10 +164,6 @@ def _shallow(document: Any) -> Any:
         inside = [one.values() if isinstance(one, dict) else one for one in layer]
         layer = [one for each in inside for one in each if isinstance(one, dict | list)]
     return document
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def check_head(document: Mapping[str, Any], expected: str, most: int, path: str | Path) -> None:

@@ -4,9 +4,12 @@ to do.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _LONGEST_WORD, _LONGEST = 300, 2000  # characters of a word (a path has as many), of a sentence
 
@@ -37,6 +40,26 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {names[match[0]]!r}?)" if match else ""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says first: of a checked record the first field; else, if nothing, its type."""
+    if type(error) is KeyError:
+        return f"{error} is missing"
+    if callable(errors := getattr(error, "errors", None)):
+        first = errors()[0]
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@contextlib.contextmanager
+def undamaged(path: str | os.PathLike, mend: str) -> Iterator[None]:
+    """Content of a file of ours is read: `InputError` where it is not what we write."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged ({first_line(error)}); {mend}") from error
+
+
+@functools.lru_cache(65536)
 def plain(name: str) -> str:
     """In lower case, other characters as one underscore: what names are compared by."""
     return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_")

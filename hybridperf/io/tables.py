@@ -21,7 +21,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from hybridperf.io.budget import TooLarge, Unpacked, budget_bytes, check_budget, most_unpacked
-from hybridperf.io.errors import InputError, closest
+from hybridperf.io.errors import InputError, closest, first_line
 from hybridperf.io.files import is_stream, replacing
 from hybridperf.io.later import pd
 from hybridperf.io.sums import check_sum
@@ -61,7 +61,7 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
     except TooLarge as error:
         raise InputError(f"{path}: {error}") from error
     except Exception as error:  # parsers raise a dozen types for damaged files; all mean the same
-        what = f"{type(error).__name__}: {_first_line(error)}"
+        what = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"cannot read {path} as a table ({what}); check the file") from error
     if frame.empty:
         raise InputError(f"{path} has a header but no rows; expected at least one row")
@@ -300,7 +300,3 @@ def real_numbers(column: pd.Series) -> np.ndarray:
 
 def _place(frame: pd.DataFrame, row: int) -> int:
     return int(frame.index[row] if pd.api.types.is_integer_dtype(frame.index) else row) + 1
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]

@@ -19,7 +19,7 @@ import numpy as np
 import scipy
 
 from hybridperf.hardware import Host
-from hybridperf.io import InputError, closest, read_json, write_json
+from hybridperf.io import InputError, closest, read_json, undamaged, write_json
 from hybridperf.learning.gaussian_process import MATERN, matern32
 from hybridperf.model.step_effects import (
     BELIEFS,
@@ -261,7 +261,7 @@ class Adaptation:
         if Path(path).is_dir():
             path = Path(path) / STEPS_FILE
         saved = read_json(path, _KIND, SCHEMA_VERSION, unchecked=1)
-        try:
+        with undamaged(path, "fit the rows again"):
             groups = {name: _read(one) for name, one in saved["groups"].items()}
             host = None if saved["host"] is None else Host(**saved["host"])
             if bad := [mode for mode in saved["recompute"].values() if mode not in MODES]:
@@ -274,11 +274,6 @@ class Adaptation:
             few = {name: int(count) for name, count in saved.get("few", {}).items()}
             provenance = dict(saved["provenance"])
             return Adaptation(groups, dict(saved["recompute"]), likelihoods, host, provenance, few)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            if type(error) is KeyError:
-                why = f"{error} is missing"
-            raise InputError(f"{path} is damaged ({why}); fit the rows again") from error
 
 
 def beliefs(host: Host | None = None, group: str = "") -> tuple[np.ndarray, np.ndarray]:

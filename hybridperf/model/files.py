@@ -13,7 +13,7 @@ from hybridperf import hardware
 from hybridperf.collectives.model import DOCUMENT as COLLECTIVES_FILE
 from hybridperf.collectives.model import load_collectives
 from hybridperf.hardware.power import has_gddr
-from hybridperf.io import InputError, installed_hardware, read_json, settled, unknown
+from hybridperf.io import InputError, installed_hardware, read_json, settled, undamaged, unknown
 from hybridperf.io.process import check_not_forked
 from hybridperf.learning.prior import Adapted, adapt
 from hybridperf.learning.prior.form import ROW_ROOFLINE, SCORE_ROOFLINE
@@ -67,7 +67,7 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
     has_host = os.path.exists(path.parent / hardware.HOST_FILE)
     host = hardware.load_host(path.parent) if has_host else None
     document = read_json(path, "model", MODEL_SCHEMA_VERSION, UNCHECKED)
-    try:
+    with undamaged(path, "fit the model again"):
         fields = from_document(document, path.parent / WEIGHTS_FILE)
         steps = Adaptation.load(path.parent) if os.path.exists(path.parent / STEPS_FILE) else None
         # a model without any row stays the datasheet's roofline
@@ -76,9 +76,6 @@ def _loaded(name: str | Path, folder: Path) -> PerfModel:
         return PerfModel(
             **fields, collectives=fabric, host=host, steps=steps, references=others, usual=usual
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise InputError(f"{path} is damaged ({why}); fit the model again") from error
 
 
 def model_or_datasheet(name: str | Path) -> PerfModel:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from hybridperf.io import InputError, OldFile, read_json, write_json
+from hybridperf.io import InputError, OldFile, read_json, undamaged, write_json
 from hybridperf.model.serving_effects import (
     BELIEFS,
     NAMES,
@@ -151,7 +151,7 @@ class ServingFit:
         if saved["schema_version"] < _ONE_LAW:
             said = f"{path} was fitted in the law of an earlier hybridperf; fit the rows again"
             warnings.warn(said, OldFile, stacklevel=2)
-        try:
+        with undamaged(path, "fit the rows again"):
             effects = {
                 str(name): np.log([float(one[effect]) for effect in NAMES])
                 for name, one in saved["effects"].items()
@@ -163,8 +163,6 @@ class ServingFit:
             if not np.isfinite(np.concatenate(numbers)).all():
                 raise ValueError("a number is not finite")
             return ServingFit(effects, _offsets(words, sizes, weights=weights), int(saved["rows"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{path} is damaged ({error}); fit the rows again") from error
 
 
 def fitted(rows: Served, measured: Mapping[str, np.ndarray]) -> ServingFit:

@@ -11,8 +11,8 @@ import pytest
 
 from hybridperf import io
 from hybridperf.hardware import load_device, load_system
-from hybridperf.hardware.names import plain_name
 from hybridperf.io import InputError, installed_hardware
+from hybridperf.io.errors import plain
 from hybridperf.model import load_model
 from hybridperf.model.adapted_steps import launch_s
 from hybridperf.model.fit import own_gpu, this_machine
@@ -182,7 +182,7 @@ def test_an_unknown_gpu_s_folder_says_what_was_assumed(folder) -> None:
     machine = {"backend": "gpu", "device_kind": told["name"], "cores": 16, "accelerator": told}
     io.write_json(folder / "ops.machine.json", "machine", 1, machine)
     measured = this_machine.read(folder)
-    assert measured.device.id == plain_name(told["name"])
+    assert measured.device.id == plain(told["name"])
     assert measured.device.memory_bytes_per_s == pytest.approx(2 * 3.201e9 * 6144 / 8)
     assert measured.parts is not None
     assert any("Its datasheet is not known; peaks:" in note for note in measured.parts.notes)

@@ -30,6 +30,7 @@ import numpy as np
 from hybridperf.engine.knobs import flattened
 from hybridperf.explore.sweeps.document import known_formula
 from hybridperf.io import InputError
+from hybridperf.io.arrays import nested
 from hybridperf.io.expression import Comparison, Expression
 
 Point = Mapping[str, Any]  # knobs in dicts, as the objective takes them
@@ -86,7 +87,7 @@ class SearchSpec:
 
 def results_of(function: Objective, values: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     """What a function tells, by name; `InputError` where a name could not stand in a formula."""
-    found = function(nested([*values.items(), *choice]))
+    found = function(nested({**values, **dict(choice)}, "."))
     found = found if isinstance(found, Mapping) else {ALONE: found}
     for name in found:
         if not str(name).isidentifier():
@@ -217,15 +218,3 @@ def of_function(
     return FunctionSearch(
         function, tuple(knobs), choices, named, minimise or maximise, bool(maximise), starts, seed
     )
-
-
-def nested(values: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Dicts in dicts by names with points between: the inverse of `flattened`."""
-    out: dict[str, Any] = {}
-    for name, value in values:
-        *places, last = name.split(".")
-        inner = out
-        for place in places:
-            inner = inner.setdefault(place, {})
-        inner[last] = value
-    return out

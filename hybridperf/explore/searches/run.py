@@ -31,13 +31,13 @@ from hybridperf.explore.searches.functions import (
     Objective,
     Point,
     SearchSpec,
-    nested,
     of_function,
 )
 from hybridperf.explore.searches.integers import better, rounded
 from hybridperf.explore.searches.polish import MARGIN, Optimum, multipliers, polish
 from hybridperf.explore.searches.problem import FREE, SearchProblem
 from hybridperf.io import InputError, write_json
+from hybridperf.io.arrays import nested
 
 SCHEMA_VERSION = 2
 _PROBES = 256
@@ -103,7 +103,7 @@ class SearchResult:
     @property
     def point(self) -> dict[str, Any]:
         """The optimum as an objective takes it: knobs and choices, in dicts."""
-        return nested([*((one.name, one.value) for one in self.knobs), *self.choices.items()])
+        return nested({one.name: one.value for one in self.knobs} | {**self.choices}, ".")
 
     def save(self, folder: str | Path) -> Path:
         """Write `search.json` into a folder, atomically; its path."""

@@ -63,7 +63,7 @@ def load_prior(name: str | os.PathLike) -> Prior:
         raise io.unknown("prior", str(name), known, advice)
     with io.settled(folder):
         document = io.read_json(folder / _DOCUMENT, "prior", PRIOR_SCHEMA_VERSION, _UNCHECKED)
-        try:
+        with io.undamaged(folder / _DOCUMENT, "restore it"):
             checked, expected = document["schema_version"] > _UNCHECKED, document["weights_sha256"]
             stored = nested(io.read_arrays(folder / _WEIGHTS, str(expected), checked=checked))
             families = {
@@ -75,7 +75,3 @@ def load_prior(name: str | os.PathLike) -> Prior:
                 for machine, of in document.get("knobs", {}).items()
             }
             return Prior(families, dict(document["provenance"]), knobs)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            text = f"{folder / _DOCUMENT} is damaged ({problem}); restore it"
-            raise io.InputError(text) from error

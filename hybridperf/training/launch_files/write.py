@@ -6,10 +6,10 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import hybridperf
 from hybridperf.io import InputError, replacing_in
+from hybridperf.io.arrays import nested
 from hybridperf.training.launch_files.facts import LaunchedStep
 from hybridperf.training.launch_files.script import script_text
 from hybridperf.training.launch_files.target import Settings, Target, refusal, target_called
@@ -105,7 +105,7 @@ def launch_files(
         )
     }  # fmt: skip
     if in_config:
-        files[target.config] = json.dumps(_nested(in_config), indent=2) + "\n"
+        files[target.config] = json.dumps(nested(in_config, "."), indent=2) + "\n"
     if target.model_file:
         config = huggingface.config_of(step.shape)
         files[target.model_file] = json.dumps(config, indent=2) + "\n"
@@ -151,14 +151,3 @@ def _nearest(plan: RankedLayouts, target: Target) -> str:
     if first is None:
         return f"; none of the best {len(rows):,} rows is one that {target.name} can run"
     return f"; row {first} is the best that {target.name} can run"
-
-
-def _nested(settings: Settings) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        *sections, last = name.split(".")
-        inner = found
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[last] = value
-    return found

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridperf.fields.registry import NO, YES
-from hybridperf.hardware.machines import Machine, plain
+from hybridperf.hardware.machines import Machine
+from hybridperf.io.errors import plain
 from hybridperf.training.steps.record import FIELDS, Record, Refused
 from hybridperf.workloads.schedules.names import KINDS
 from hybridperf.workloads.transformer import Layout, TransformerShape

@@ -25,8 +25,9 @@ import pandas as pd
 from hybridperf.fields.columns import read_columns
 from hybridperf.hardware import load_device, load_system
 from hybridperf.hardware import machines as names
-from hybridperf.hardware.machines import Machine, plain
+from hybridperf.hardware.machines import Machine
 from hybridperf.io import InputError
+from hybridperf.io.errors import plain
 from hybridperf.ops.attention_kernels import SHARES
 from hybridperf.training.steps.plausibility import contradictions
 from hybridperf.training.steps.record import (

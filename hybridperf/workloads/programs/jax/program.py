@@ -25,7 +25,7 @@ from typing import Any
 
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device
-from hybridperf.io import InputError, read_json
+from hybridperf.io import InputError, first_line, read_json
 from hybridperf.model.calls import Call as Row
 from hybridperf.model.calls import CollectiveCall
 from hybridperf.ops import Allocation, Call, Gather, LoopTrip, OpCall, ScatterAdd
@@ -156,7 +156,7 @@ def load_program(path: str | os.PathLike, *, ignore: Collection[str] = ()) -> Wo
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        why = f"{type(error).__name__}: {first_line(error)}"
         raise InputError(f"{path} is damaged ({why}); write the program again") from error
 
 

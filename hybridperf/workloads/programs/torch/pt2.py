@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from hybridperf.io import InputError
+from hybridperf.io import InputError, first_line
 from hybridperf.io.budget import TooLarge, Unpacked, most_unpacked
 
 _MAJOR = 8  # of the schema, since PyTorch 2.5; another is another layout of fields
@@ -147,7 +147,7 @@ def read_program(path: str | os.PathLike) -> Program:
         raise InputError(f"{path}: {error}") from error
     except _DAMAGED as error:
         raise InputError(f"expected a program of torch.export (.pt2) at {path}, found no ZIP"
-            f" archive that can be read ({_first_line(error)}); {_SAVE}") from error  # fmt: skip
+            f" archive that can be read ({first_line(error)}); {_SAVE}") from error  # fmt: skip
     try:
         which = msgspec.json.decode(text, type=_Version)
         major = which.schema_version.get("major", 0)
@@ -161,7 +161,7 @@ def read_program(path: str | os.PathLike) -> Program:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InputError(
             f"expected a program of torch.export in {path}, found a damaged one"
-            f" ({_first_line(error)}); {_SAVE}"
+            f" ({first_line(error)}); {_SAVE}"
         ) from error
 
 
@@ -181,7 +181,3 @@ def _model(archive: zipfile.ZipFile, path: Path) -> bytes:
         raise InputError(f"expected one program of torch.export in {path}, {what}; {_SAVE}")
     with archive.open(chosen) as inside:
         return Unpacked(inside, most_unpacked(path.stat().st_size)).read()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 from hybridperf.engine.workload import Workload
-from hybridperf.io import InputError
+from hybridperf.io import InputError, first_line
 from hybridperf.workloads.programs.torch.fakes import without_memory
 from hybridperf.workloads.programs.torch.program import from_torch
 
@@ -72,10 +72,9 @@ def published_program(
         except InputError:
             raise
         except Exception as error:
-            said = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(
                 f"{config}: Transformers {transformers.__version__} cannot build this model"
-                f" ({said}); give its sizes in a .toml file, or its program by --torch"
+                f" ({first_line(error)}); give its sizes in a .toml file, or its program by --torch"
             ) from error
         given = _given(torch, net, read, batch, seq)
         if head not in _UNLABELLED:
