@@ -22,7 +22,6 @@ ASKS = {
     "traces/other_device.py": "prices ops of a trace on two machines, for their ratio",
     "explore/sharding/fused.py": "lookups of all tables of a rank, priced together",
     "serving/function.py": "the rows of a served step on a varied machine, for its slopes",
-    "explore/sweeps/steps.py": "ops of a step written in TOML, by pricers of `model/`",
 }
 
 
