@@ -42,6 +42,8 @@ class Workload:
     peak_memory: PeakMemory | None = None  # None: not counted
     # of a training step: which step effects count for which call; None: calls as they are
     in_step: InStep | None = None
+    # of each node the path of the module that asked for it and the pass, where they were followed
+    origins: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
         nodes, ranks = len(self.graph), len(np.unique(self.graph.rank))

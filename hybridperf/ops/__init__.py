@@ -10,6 +10,7 @@ from hybridperf.ops.attention import (
     attention_of,
 )
 from hybridperf.ops.base import (
+    BOUND,
     FUSED,
     GROUPS,
     Op,
@@ -51,7 +52,7 @@ from hybridperf.ops.quantise import Quantise
 from hybridperf.ops.sparse import SDDMM, NMGemm, SpMM
 
 __all__ = [
-    "FUSED", "GROUPS", "SDDMM", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy",
+    "BOUND", "FUSED", "GROUPS", "SDDMM", "Allocation", "BatchedGemm", "Call", "Convolution", "Copy",
     "Cumulative", "DecodeAttention", "EagerOp", "Elementwise", "EmbeddingBag",
     "EmbeddingBagBackward", "EncoderAttention", "Fused", "Gather", "Gemm", "Gpu",
     "LatentAttention", "LoopTrip", "Moe", "NMGemm", "Norm", "Op", "OpCall", "OptimizerUpdate",

@@ -98,6 +98,8 @@ def run_on(op: Op, device: DeviceSpec) -> Op:
 # a loop, norm or copy as a framework fuses it into a step: its bytes at the datasheet's bandwidth.
 # Tables of single ops have it kernel by kernel, launches and all
 FUSED = "fused"
+# a variant: a bound in place of an op that nobody knows
+BOUND = "bound"
 
 
 @dataclasses.dataclass(frozen=True)

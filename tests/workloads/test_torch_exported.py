@@ -220,7 +220,7 @@ def _deep(program):
         (_huge, "sizes of linear cannot be"), (_missing, "does not say what linear is"),
         (_unmade, "is read before it is made"), (_no_size, "found a damaged one"),
         (_format, "number format 99"), (_operator, "os.system is no op of PyTorch"),
-        (_unknown, "cannot price 1 kind(s) of op: mine::odd"), (_deep, "found a damaged one"),
+        (_deep, "found a damaged one"),
     ],
 )  # fmt: skip
 def test_what_is_no_program_is_one_sentence(change, says, tmp_path) -> None:
@@ -230,6 +230,14 @@ def test_what_is_no_program_is_one_sentence(change, says, tmp_path) -> None:
         hp.from_exported(path)
     assert says in str(told.value)
     assert len(str(told.value).splitlines()) == 1
+
+
+def test_an_op_without_a_rule_is_bounded_and_named(tmp_path) -> None:
+    path = saved(nn.Linear(8, 8), (torch.zeros(4, 8),), tmp_path)
+    changed(path, _unknown)
+    step = hp.from_exported(path)
+    assert step.flops == 2 * 4 * 8 * 8
+    assert any(note.startswith("mine::odd") and "bounded by" in note for note in step.notes)
 
 
 def test_what_is_no_archive_is_one_sentence(tmp_path, monkeypatch) -> None:

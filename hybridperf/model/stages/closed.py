@@ -5,6 +5,7 @@ knobs        the calibrated roofline (`ops/roofline.py`) with the knobs of the o
 learned      x exp(bounded correction), of groups that were measured (`learning/prior/alone.py`)
 form         forms of their own (`ops/images.py`): convolutions in groups, norms and pools of images
              on GPUs; on cards that sum in 32 bits at half rate, whatever they have no rows of
+bound        what nobody knows: between its roofline and sixteen times that
 fused        loops, norms and copies as a framework fuses them into a step: by the datasheet
 varied       closed form at varied knobs over closed form at the fitted ones: what knobs of a
              group mean for ops that other stages price
@@ -13,6 +14,7 @@ varied       closed form at varied knobs over closed form at the fitted ones: wh
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,7 @@ import numpy as np
 
 from hybridperf.hardware import LEVELS
 from hybridperf.io.namespace import Array, array_module
+from hybridperf.io.numbers import NINE_OF_TEN
 from hybridperf.learning.inputs import inputs_of
 from hybridperf.model.batch import Batch
 from hybridperf.model.platform import OpTable, Platform, durations, neutral_knobs, op_table, seconds
@@ -28,12 +31,16 @@ from hybridperf.model.sources import FUSED, Code, Source
 from hybridperf.model.stages.family import by_family, log_variance, told_of
 from hybridperf.model.stages.step import NOTHING_S, Machine, Priced, Stage, Step
 from hybridperf.model.stages.who import FORMS, Who, is_measured, who
+from hybridperf.ops import BOUND
 from hybridperf.ops.images import GpuFacts
 from hybridperf.ops.rows import KERNEL_S
 
 # Deviations of logs of ops by forms of their own, believed: of one op, of what all of them have in
 # common. Nine in ten whole steps of timm's models that no constant has seen lie within 16 %
 FORM_WIDTH, SHARED_FORM_WIDTH = 0.45, 0.15
+# Plain kernels reach all of their roofline or a sixteenth, as strided ones do: believed
+_BOUND_TIMES = 4.0
+_BOUND_WIDTH = math.log(_BOUND_TIMES) / NINE_OF_TEN
 
 
 def roofline_log_s(batch: Batch, machine: Machine, xp: Any = np) -> Array:
@@ -116,6 +123,17 @@ def by_form(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[S
     return [Step("form", form, source, FORM_WIDTH**2, SHARED_FORM_WIDTH**2, far)]
 
 
+def by_bound(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """The middle of what a plain kernel may take; all of them may be off alike."""
+    del machine, log_s
+    bounds, far = (
+        Source(Code.BELIEF, BOUND, assumed="a bound by operands and plain arithmetic"),
+        np.full(len(batch), np.inf),
+    )
+    factor = np.full(len(batch), math.log(_BOUND_TIMES))
+    return [Step("bound", factor, bounds, _BOUND_WIDTH**2, _BOUND_WIDTH**2, far)]
+
+
 def by_bandwidth(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
     """A fused loop as the datasheet has it: there is nothing to measure; how far off it is is
     believed of what was measured of such ops by themselves.
@@ -143,7 +161,8 @@ def by_varied_knobs(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Se
 
 # by a device's own numbers and rows alone
 OWN: Mapping[Who, Stage] = {
-    Who.FORM: by_form, Who.FAMILY: by_family, Who.GROUP: by_knobs, Who.DATASHEET: by_knobs,
+    Who.BOUND: by_bound, Who.FORM: by_form, Who.FAMILY: by_family, Who.GROUP: by_knobs,
+    Who.DATASHEET: by_knobs,
 }  # fmt: skip
 
 

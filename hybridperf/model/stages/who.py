@@ -1,5 +1,6 @@
 """Who says what an op takes: the first of a list that knows such ops.
 
+    bound       what nobody knows: a multiple of what its operands and arithmetic take at least
     form        a closed form of its own, where rows say nothing of such ops (`ops/images.py`)
     fused       a loop that a framework fuses into a step: bytes at the datasheet's bandwidth
     family      rows of this device, or what other devices show of a family (an adapted prior)
@@ -24,7 +25,7 @@ from hybridperf.hardware import DeviceSpec
 from hybridperf.io import InputError, shipped_toml
 from hybridperf.learning.prior.implementation import OpImplementation
 from hybridperf.model.batch import Batch
-from hybridperf.ops import FUSED, Op, images
+from hybridperf.ops import BOUND, FUSED, Op, images
 
 # seconds of kinds of ops that have a closed form of their own
 FORMS: Mapping[str, Callable[[Any, images.GpuFacts], Any]] = {
@@ -36,11 +37,13 @@ _SUMMED_IN_32_BITS = ("fp16", "bf16", "fp8")  # int8 has sums of its own, at the
 _TWINS = {"fp16": "bf16", "bf16": "fp16"}
 
 SINGLE = "matmul_fp32"  # products in single precision
-Who = enum.Enum("Who", "FORM FUSED FAMILY GROUP STAND_IN USUAL BORROWED DATASHEET")
+Who = enum.Enum("Who", "BOUND FORM FUSED FAMILY GROUP STAND_IN USUAL BORROWED DATASHEET")
 
 
 def who(batch: Batch, model: Any) -> Who:
     """Who says what the ops of a batch take on a machine."""
+    if batch.variant == BOUND:
+        return Who.BOUND
     if goes_by_form(batch, model):
         return Who.FORM
     if batch.kernel == FUSED:

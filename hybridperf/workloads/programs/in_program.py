@@ -28,6 +28,7 @@ from hybridperf.model.calls import (
 from hybridperf.ops import OpCall
 from hybridperf.ops.attention import Attention
 
+Origin = tuple[str, str]  # module and pass of a program
 Rows = dict[tuple[Call, StepPlace], int]
 LAUNCH = GivenSeconds(0.0, "launch")
 _MESSAGE_LAUNCH = StepPlace("collective_launch")
@@ -61,13 +62,15 @@ class Issued:
     messages: tuple[Sent, ...] = ()
     stream: str = COMPUTE  # of its kernels
     ahead: bool = False  # messages that wait for no kernel
+    origin: Origin = ("", "")
 
 
-def on_streams(issued: Iterable[Issued]) -> tuple[Graph, Rows]:
-    """The graph of a GPU's step, and its calls: kernels in the order issued; messages on a stream
-    of their own, behind the kernels before them. What reads a message's result comes after it.
+def on_streams(issued: Iterable[Issued]) -> tuple[Graph, Rows, tuple[Origin, ...]]:
+    """The graph of a GPU's step, its calls, and where its nodes come from: kernels in the order
+    issued; messages on a stream of their own, behind the kernels before them. What reads a
+    message's result comes after it.
     """
-    graph, rows = GraphBuilder(), Rows()
+    graph, rows, origins = GraphBuilder(), Rows(), list[Origin]()
     sent: dict[int, int] = {}  # by storage, the message that it comes from
     last = -1  # kernel of the compute stream
 
@@ -75,6 +78,7 @@ def on_streams(issued: Iterable[Issued]) -> tuple[Graph, Rows]:
         return rows.setdefault((call, place), len(rows) + 1)
 
     for one in issued:
+        origins += [one.origin] * (len(one.messages) + len(one.kernels))
         after = sorted({sent[storage] for storage in one.read if storage in sent})
         behind = [last] if last >= 0 and not one.ahead else []
         for message, place, times in one.messages:
@@ -94,7 +98,7 @@ def on_streams(issued: Iterable[Issued]) -> tuple[Graph, Rows]:
                 launch_row=row(LAUNCH, launch),
             )  # fmt: skip
             after, last = [], node if one.stream == COMPUTE else last
-    return graph.build(), rows
+    return graph.build(), rows, tuple(origins)
 
 
 def in_turn(calls: Iterable[tuple[str, Call]]) -> tuple[Graph, dict[Call, int]]:

@@ -68,7 +68,7 @@ def from_lowered(
     _check(name, flow, fuser)
     if not any(one.calls for one in kernels):
         raise InputError(f"{name}: no op of it launches a kernel; expected a step")
-    graph, rows = on_streams(_issued(kernels, flow.devices, gpus_per_node))
+    graph, rows, _ = on_streams(_issued(kernels, flow.devices, gpus_per_node))
     left_out = fuser.ignored_times.items()
     calls = (call for one in kernels for call in one.calls)
     return program_workload(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from hybridperf.io import InputError
 from hybridperf.workloads.own import check_call
 from hybridperf.workloads.programs.torch.fakes import Fakes, as_made, closed_over, without_memory
 from hybridperf.workloads.programs.torch.messages import is_message
+from hybridperf.workloads.programs.torch.modules import ModulePaths
 from hybridperf.workloads.programs.torch.on_gpu import fused_drops, fused_norms
 from hybridperf.workloads.programs.torch.record import CapturedOp, SameStep, recorder
 from hybridperf.workloads.programs.torch.recurrent import fused_layers
@@ -49,13 +51,19 @@ class Captured:
     kept_bytes: float  # of that, what is there before a step and after it
     notes: tuple[str, ...] = ()
     updated: int = 0  # tensors that the optimizer updates
+    tf32: bool = False  # whether products of fp32 are multiplied in TF32, where a device has it
+    modules: ModulePaths | None = None  # where they were followed
+    # bytes by module when most were alive
+    held: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def capture(
     fn: Callable, args: Sequence[Any], *, kwargs: Mapping[str, Any] | None = None,
     optimizer: Any = None, train: bool = True, name: str | None = None, backend: str = "gpu",
+    modules: ModulePaths | None = None,
 ) -> Captured:  # fmt: skip
     """Run a step of a program on tensors without memory; arguments as `from_torch` has them.
+    `modules` is told which of them ask for what.
 
     What `fn` closes over is replaced as `args` are; real tensors are not touched, their numbers not
     read. Gradients are those of the loss that `fn` returns, unless it has taken them itself.
@@ -73,6 +81,12 @@ def capture(
         updates = _optimizer(fakes, fn, optimizer)
         seen = stack.enter_context(recorder(torch, backend))
         notes: list[str] = [NOT_COMPILED] * _is_compiled(torch, fn)
+        if modules is not None:
+            seen.follow(modules)
+            hold = functools.partial(seen.tally.hold, torch)
+            if isinstance(fn, torch.nn.Module):
+                modules.add(fn, hold)
+            stack.enter_context(modules.followed(hold))
         seen.tally.hold(torch, (fn, given))
         stack.enter_context(seen.tally.seeing_resizes(torch))
         stack.enter_context(_scaled(torch, notes))
@@ -94,11 +108,86 @@ def capture(
         return found
 
 
+@contextlib.contextmanager
+def captured_block(modules: ModulePaths) -> Iterator[Callable[[], Captured]]:
+    """What is done in here as one step of a GPU; yields what tells of it, to be asked at its end.
+
+    Real tensors stand for their shapes: what is done with one is done with a twin without memory.
+    Real modules and optimizers are as they were when the block is left.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_old_objects_aside())
+        stack.enter_context(without_memory())
+        import torch
+
+        fakes = Fakes()
+        stack.enter_context(_states_kept())
+        seen = stack.enter_context(recorder(torch))
+        seen.follow(modules)
+        stack.enter_context(seen.tally.seeing_resizes(torch))
+        stack.enter_context(fused_norms())
+        stack.enter_context(fused_drops())
+        stack.enter_context(fused_layers())
+        stack.enter_context(_twins(torch, fakes))
+        notes = list[str]()
+        stack.enter_context(_scaled(torch, notes))
+
+        def hold(tensors: Any) -> None:
+            seen.tally.hold(torch, fakes.of(tensors))
+
+        stack.enter_context(modules.followed(hold))
+        yield lambda: _seen(None, "block", seen, notes)
+
+
+def _twins(torch: Any, fakes: Fakes) -> Any:
+    """A mode in which real tensors that a function is given are replaced, attributes of theirs,
+    such as gradients, included.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.overrides import TorchFunctionMode
+
+    def twin(value: Any) -> Any:
+        return value if isinstance(value, FakeTensor) else fakes.of(value)
+
+    class Twins(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            given = torch.utils._pytree.tree_map_only(torch.Tensor, twin, (args, kwargs or {}))
+            return func(*given[0], **given[1])
+
+    return Twins()
+
+
+@contextlib.contextmanager
+def _states_kept() -> Iterator[None]:
+    """Optimizers that are stepped in here have the states after it that they had before."""
+    from torch.optim import optimizer as optimizers
+
+    kept = dict[int, tuple[Any, Any]]()
+
+    def keep(optimizer: Any, *_: Any) -> None:
+        state = {key: dict(one) for key, one in optimizer.state.items()}
+        kept.setdefault(id(optimizer), (optimizer, state))
+
+    hook = optimizers.register_optimizer_step_pre_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for optimizer, state in kept.values():
+            optimizer.state.clear()
+            optimizer.state.update(state)
+
+
 def _seen(fn: Any, name: str | None, seen: Any, notes: Sequence[str]) -> Captured:
     """What a recorder has of a step that is over."""
+    import torch
+
     return Captured(
         name or _name(fn), tuple(seen.ops), seen.tally.peak_bytes, seen.tally.alive_bytes,
-        (*notes, *seen.notes), seen.updated,
+        (*notes, *seen.notes), seen.updated, torch.backends.cuda.matmul.allow_tf32, seen.modules,
+        seen.tally.at_peak(),
     )  # fmt: skip
 
 

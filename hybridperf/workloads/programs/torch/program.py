@@ -26,7 +26,7 @@ from hybridperf.engine.outputs import COMM, COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.io import InputError, unknown
 from hybridperf.model.calls import Call, CollectiveCall, StepPlace
-from hybridperf.ops import Allocation, Convolution, EagerOp, Gather, OpCall
+from hybridperf.ops import Allocation, BatchedGemm, Convolution, EagerOp, Gather, Gemm, OpCall
 from hybridperf.ops.attention import Attention
 from hybridperf.ops.operand_order import is_channels_first
 from hybridperf.workloads.own import labelled
@@ -34,6 +34,7 @@ from hybridperf.workloads.programs.in_program import (
     LAUNCH,
     Issued,
     Launched,
+    Origin,
     Sent,
     in_turn,
     on_streams,
@@ -49,6 +50,7 @@ from hybridperf.workloads.programs.reuse import (
     with_reuse,
 )
 from hybridperf.workloads.programs.torch import inductor
+from hybridperf.workloads.programs.torch.bounds import as_bound, bound, is_bound
 from hybridperf.workloads.programs.torch.calls import Tensor
 from hybridperf.workloads.programs.torch.capture import NOT_COMPILED, Captured, capture
 from hybridperf.workloads.programs.torch.eager import by_rows, in_stored_order, on_images
@@ -141,9 +143,10 @@ def workload_of(
         placed, peak_bytes = inductor.compiled(placed, captured.kept_bytes)
     elif backend == "gpu":
         placed = [
-            (op, by_rows(op.call, in_stored_order(op.call, on_images(op.call, calls))))
+            (op, calls if any(map(is_bound, calls)) else _as_stored(op, calls))
             for op, calls in placed
         ]
+    origins: tuple[Origin, ...] = ()
     if backend == "cpu":
         activation_bytes = captured.peak_bytes - captured.kept_bytes
         calls = _calls_in_order(placed, activation_bytes, gpus_per_node)
@@ -151,17 +154,21 @@ def workload_of(
         rows = {(call, StepPlace()): row for call, row in found.items()}
     else:
         issued = _issued(placed, captured.updated, gpus_per_node, compiled, planes)
-        graph, rows = on_streams(issued)
+        graph, rows, origins = on_streams(issued)
     framework = "" if backend == "cpu" else framework_of_programs(compiled)
     kernels = (call for _, calls in placed for call in calls)
     left_out = Counter(op.call.kind for op in captured.ops if op.call.kind in ignored)
     return program_workload(
         captured.name, graph, rows, kernels, framework, backend=backend,
-        library="torch" if backend == "cpu" else "",
+        library="torch" if backend == "cpu" else "", origins=origins,
         notes=(
             *(note for note in captured.notes if not (compiled and note == NOT_COMPILED)),
             *([_ONE_STAGE] if any(place.role == "p2p" for _, place in rows) else []),
             *(f"ignored {kind}, {times} of them" for kind, times in left_out.items()),
+            *dict.fromkeys(
+                as_bound(op.call, labelled(op.call.kind, op.where))
+                for op, kernels in placed if any(map(is_bound, kernels))
+            ),
         ),
         peak_memory=PeakMemory(peak_bytes, "parameters, activations and states of"),
     )  # fmt: skip
@@ -177,6 +184,7 @@ def _issued(
     """
     for op, calls in placed:
         label, read, written = label_of(op), _storages(op.call.read), _storages(op.call.written)
+        origin = op.module, op.phase
         if is_message(op):
             call = collective(op, gpus_per_node)
             if call is None:
@@ -184,7 +192,9 @@ def _issued(
             else:
                 sent = (Sent(call, place_of(op, call)),)
                 ahead = op.call.kind in GATHERED
-                yield Issued(label, read, (*written, *read), messages=sent, ahead=ahead)
+                yield Issued(
+                    label, read, (*written, *read), messages=sent, ahead=ahead, origin=origin
+                )
             continue
         kernels = tuple(
             Launched(
@@ -195,10 +205,10 @@ def _issued(
             for at, kernel in enumerate(calls)
         )  # fmt: skip
         stream = COMM if op.call.kind in COPIED_IN else COMPUTE
-        yield Issued(label, read, written, kernels, stream=stream)
+        yield Issued(label, read, written, kernels, stream=stream, origin=origin)
     if any(op.phase == OPTIMIZER for op, _ in placed):
         done = Launched(LAUNCH, StepPlace(), launch_of_update(updated))
-        yield Issued("update", kernels=(done,))
+        yield Issued("update", kernels=(done,), origin=(OPTIMIZER, OPTIMIZER))
 
 
 def _storages(tensors: Sequence[Tensor]) -> list[int]:
@@ -208,7 +218,7 @@ def _storages(tensors: Sequence[Tensor]) -> list[int]:
 def priced_ops(captured: Captured, ignored: frozenset[str], backend: str = "gpu") -> list[PricedOp]:
     """Ops with the kernels that they launch, and messages; on a CPU also what has no kernel.
 
-    `InputError` names what has no price.
+    What has no rule is a bound on a GPU (`bounds.py`); `InputError` names what has no price.
     """
     found, unpriced = list[PricedOp](), dict[str, str]()
     for op in captured.ops:
@@ -219,12 +229,30 @@ def priced_ops(captured: Captured, ignored: frozenset[str], backend: str = "gpu"
             found.append((op, ()))
             continue
         calls = _KERNELS[backend](op.call)
+        if calls and captured.tf32 and backend == "gpu":
+            calls = tuple(map(_in_tf32, calls))
+        if calls is None and backend == "gpu":
+            calls = bound(op.call)
         if calls is None:
             unpriced[kind] = unpriced.get(kind) or op.where
         elif calls or backend == "cpu":
             found.append((op, calls))
     refuse_unpriced(captured.name, unpriced, ", or give a rule by hp.price_torch_op")
     return found
+
+
+def _as_stored(op: CapturedOp, calls: tuple[OpCall, ...]) -> tuple[OpCall, ...]:
+    """Kernels of an op that PyTorch runs by itself, with what the order of its tensors adds."""
+    return by_rows(op.call, in_stored_order(op.call, on_images(op.call, calls)))
+
+
+def _in_tf32(call: OpCall) -> OpCall:
+    """A product of single precision as `torch.backends.cuda.matmul.allow_tf32` has it; convolutions
+    are by themselves (`ops/convolution.py`).
+    """
+    if isinstance(call.op, Gemm | BatchedGemm) and call.op.dtype == "fp32":
+        return replace(call, op=replace(call.op, dtype="tf32"))
+    return call
 
 
 def on_host(op: CapturedOp) -> bool:

@@ -21,6 +21,7 @@ from unittest import mock
 from hybridperf.io import InputError
 from hybridperf.workloads.own import user_line
 from hybridperf.workloads.programs.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
+from hybridperf.workloads.programs.torch.modules import ModulePaths
 from hybridperf.workloads.programs.torch.results import Results
 
 _BLOCK_BYTES = 512
@@ -32,9 +33,16 @@ def block_bytes(size: float) -> float:
 
 
 class StorageTally:
-    """Bytes alive now, and the most so far."""
+    """Bytes alive now, and the most so far.
+
+    `changes`, where `maker` says who makes a storage now: (bytes more or less, maker), in order.
+    """
 
     def __init__(self) -> None:
+        self.maker: Callable[[], str] | None = None
+        self.changes: list[tuple[float, str]] = []
+        self._makers: dict[Any, str] = {}  # by weak reference
+        self._begin = 0  # of what counts, among the changes
         self.alive_bytes = 0.0
         self.peak_bytes = 0.0
         self._sizes: dict[Any, float] = {}  # by weak reference
@@ -54,6 +62,31 @@ class StorageTally:
     def restart(self) -> None:
         """Counts the peak from the bytes that are alive now."""
         self.peak_bytes = self.alive_bytes
+        self._begin = len(self.changes)
+
+    def at_peak(self) -> dict[str, float]:
+        """Bytes by maker when most were alive."""
+        alive, most, last, found = 0.0, -1.0, -1, dict[str, float]()
+        for at, (size, _) in enumerate(self.changes):
+            alive += size
+            if at + 1 >= self._begin and alive > most:
+                most, last = alive, at
+        for size, maker in self.changes[: last + 1]:
+            found[maker] = found.get(maker, 0.0) + size
+        return found
+
+    def as_from_the_start(self, first: int) -> None:
+        """Changes from the `first` on count as made before the step."""
+        made = self.changes[first:]
+        del self.changes[first:]
+        self.changes[self._begin : self._begin] = made
+        self._begin += len(made)
+
+    def _change(self, reference: Any, size: float) -> None:
+        self.alive_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+        if self.maker is not None:
+            self.changes.append((size, self._makers.setdefault(reference, self.maker())))
 
     def number(self, tensor: Any) -> int:
         """That of a tensor's storage, from 1, now counted; 0 of what has none of its own."""
@@ -68,8 +101,7 @@ class StorageTally:
         self._numbers[reference] = self._count
         size = block_bytes(storage.nbytes())
         self._sizes[reference] = size
-        self.alive_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+        self._change(reference, size)
         return self._count
 
     @contextlib.contextmanager
@@ -83,17 +115,17 @@ class StorageTally:
             found = resize(storage, size)
             reference = weakref.ref(storage)
             if reference in self._sizes:
-                self.alive_bytes += block_bytes(size) - self._sizes[reference]
+                self._change(reference, block_bytes(size) - self._sizes[reference])
                 self._sizes[reference] = block_bytes(size)
-                self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
             return found
 
         with mock.patch.object(torch.UntypedStorage, "resize_", resized):
             yield
 
     def _gone(self, reference: Any) -> None:
-        self.alive_bytes -= self._sizes.pop(reference, 0.0)
+        self._change(reference, -self._sizes.pop(reference, 0.0))
         self._numbers.pop(reference, None)
+        self._makers.pop(reference, None)
 
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
@@ -123,6 +155,7 @@ class CapturedOp(NamedTuple):
     phase: str  # FORWARD, BACKWARD or OPTIMIZER
     where: str  # "FILE line N" of the program; empty where the engine of gradients called it
     ranks: tuple[int, ...] = ()  # of a message's group
+    module: str = ""  # path of the one that asked for it, where modules are followed
 
 
 def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
@@ -151,6 +184,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             self.awaited: list[Any] = []  # those of the step before
             self.hooks: list[Any] = []
             self.notes: list[str] = []
+            self.modules: ModulePaths | None = None
 
         def __enter__(self) -> Any:
             if not self.depth:
@@ -210,7 +244,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
                 self.once = True
                 return
             seen, peak_bytes = len(self.ops), self.tally.peak_bytes
-            alive_bytes = self.tally.alive_bytes
+            alive_bytes, changes = self.tally.alive_bytes, len(self.tally.changes)
             self.making = True
             self.updating += 1
             try:
@@ -220,6 +254,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
                 self.updating -= 1
             del self.ops[seen:]
             self.tally.peak_bytes = peak_bytes + self.tally.alive_bytes - alive_bytes
+            self.tally.as_from_the_start(changes)
 
         def _end_update(self, *_: Any) -> None:
             self.updating -= not self.making
@@ -266,8 +301,20 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             backward = torch._C._current_autograd_node() is not None
             phase = OPTIMIZER if self.updating else BACKWARD if backward else FORWARD
             where, ranks = "" if backward else user_line(), _ranks(call.kind, args, kwargs or {})
-            self.ops.append(CapturedOp(call, phase, where, ranks))
+            self.ops.append(CapturedOp(call, phase, where, ranks, self._module()))
             return result
+
+        def _module(self) -> str:
+            """The path of the module that asks for what is done now."""
+            if self.modules is None:
+                return ""
+            if self.updating:
+                return OPTIMIZER
+            return self.modules.of(torch._C._current_autograd_node())
+
+        def follow(self, modules: ModulePaths) -> None:
+            """Sees which modules ask for ops and make what is alive."""
+            self.modules, self.tally.maker = modules, self._module
 
     return Recorder()
 
