@@ -104,6 +104,8 @@ from .workloads.placement import Placement as Placement
 from .workloads.programs.eager import Eager as Eager
 from .workloads.programs.jax.program import from_jax as from_jax
 from .workloads.programs.jax.program import load_program as load_program
+from .workloads.programs.torch.estimate import Estimate as Estimate
+from .workloads.programs.torch.estimate import estimate as estimate
 from .workloads.programs.torch.exported import from_exported as from_exported
 from .workloads.programs.torch.fakes import without_memory as without_memory
 from .workloads.programs.torch.ops import price_torch_op as price_torch_op

@@ -9,11 +9,7 @@ The candidates, the best layouts of the winner's case, are priced again on the c
 through the same op model and links, so a product may turn memory-bound. More memory
 admits layouts that do not fit today: the best within `REACH` is searched for (`bounds.py`).
 
-How near the winner is to the memory there is: predicted peaks err by 9.7 % on average where they
-were measured (`steps/memory_knobs.toml`), of a normal error in the log that is a deviation sigma
-of 0.097 x (pi / 2)^(1/2) = 0.12:
-
-    P(fits) = Phi(log(usable / predicted) / sigma)
+How near the winner is to the memory there is: `workloads/memory/chance_fits`.
 """
 
 from __future__ import annotations
@@ -31,6 +27,7 @@ from hybridperf.training.plans.costs import PricedSpace, SpaceColumns, bytes_of,
 from hybridperf.training.plans.ranked import Choice, RankedLayouts
 from hybridperf.training.plans.setup import TrainingSetup
 from hybridperf.training.steps.cells import Prices
+from hybridperf.workloads.memory import chance_fits
 from hybridperf.workloads.transformer import Layout
 
 LEVERS = (
@@ -43,7 +40,6 @@ _LINKS = {
 }
 _CANDIDATES = 400
 _LITTLE, _TWICE = 1.1, 2.0
-SIGMA = 0.097 * math.sqrt(math.pi / 2)
 SURE = 0.95
 _NEAR = 1.1  # times the memory that may be used
 
@@ -168,11 +164,6 @@ class MemoryHeadroom:
     missed: Layout | None  # faster than the winner, a little too large; None: there is none
     missed_s: float
     missed_bytes: float
-
-
-def chance_fits(share: float) -> float:
-    """Chance that a layout predicted to take a share of the usable memory fits."""
-    return 0.5 * (1 + math.erf(-math.log(share) / SIGMA / math.sqrt(2)))
 
 
 def memory_headroom(plan: RankedLayouts) -> MemoryHeadroom:

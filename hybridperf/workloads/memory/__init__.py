@@ -10,6 +10,7 @@ from hybridperf.workloads.memory.use import (
     USABLE,
     MemoryUse,
     ModelStates,
+    chance_fits,
     in_flight,
     memory,
     memory_of,
@@ -19,5 +20,6 @@ from hybridperf.workloads.memory.use import (
 
 __all__ = [
     "MEMORY_PRIORS", "USABLE", "LayerActivations", "MemoryKnobs", "MemoryUse", "ModelStates",
-    "in_flight", "layer_activations", "memory", "memory_of", "model_states", "sharded_bytes",
+    "chance_fits", "in_flight", "layer_activations", "memory", "memory_of", "model_states",
+    "sharded_bytes",
 ]  # fmt: skip
