@@ -5,6 +5,7 @@
     published    published architectures by Hugging Face's code, either way
     jax          by jax.jit
     timm         image models of timm, op by op, on two GeForce cards (`timm_models.py`)
+    examples     NVIDIA's published examples on V100, T4 and A100, 1 to 64 GPUs (`example_steps.py`)
 
 Steps of `gpu_steps.py`, `gpu_published.py` and `gpu_jax_steps.py` as an H100 and an H200 ran them
 (`calibration/measured`). Beside ours: the roofline of the datasheet times the constant that fits
@@ -27,7 +28,7 @@ from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError, read_table
 from hybridperf.io.installed import installed_hardware
 
-TASKS = ("torch", "compiled", "published", "jax", "timm")
+TASKS = ("torch", "compiled", "published", "jax", "timm", "examples")
 _PUBLISHED = "hf_"  # how their names begin
 _QUICK = 3  # steps of a task
 _MEMORY_GOAL = 0.08
@@ -41,10 +42,11 @@ def run(data: Path | None, tasks: Sequence[str], quick: bool) -> Iterator[Found]
     kind = measured["mode"].where(measured["library"] == "torch", "jax").replace("eager", "torch")
     kind = kind.mask(measured["step"].str.startswith(_PUBLISHED), "published")
     for task in tasks:
-        if task == "timm":  # all others' rows are ours
-            from benchmarks.claims import timm_models
+        if task in ("timm", "examples"):  # all others' rows are ours
+            from benchmarks.claims import example_steps, timm_models
 
-            yield timm_models.found(Path(data or ""), quick)
+            found = timm_models.found if task == "timm" else example_steps.found
+            yield found(Path(data or ""), quick)
             continue
         yield _judged(task, measured[kind == task].head(_QUICK if quick else None))
 

@@ -140,7 +140,7 @@ def found(data: Path, quick: bool, say: Callable[[str], None] = print) -> Found:
     left = frame[frame["half"] == ASIDE]
     tables = {"timm": frame[_SHOWN]}
     for by in _BY:
-        tables[f"timm_by_{by[1]}"] = left.groupby(by).apply(_summary).reset_index()
+        tables[f"timm_by_{by[1]}"] = left.groupby(by).apply(summary).reset_index()
     return Found("", tables, lines, "steps")
 
 
@@ -185,12 +185,12 @@ def judged(rows: pd.DataFrame, say: Callable[[str], None] = print) -> pd.DataFra
     return frame
 
 
-def _summary(rows: pd.DataFrame) -> pd.Series:
+def summary(rows: pd.DataFrame, columns: Columns = _COLUMNS) -> pd.Series:
     """Of some rows, as people read them."""
-    of = _COLUMNS.scores(rows)
+    of = columns.scores(rows)
     shares = {
         "median": of.median, "mape": of.mape, "inside": of.coverage, "half_width": of.half_width,
-        "constant": of.medians["roofline x constant"],
+        **of.medians,
     }  # fmt: skip
     middle = (rows["predicted_s"] / rows["step_time_s"]).median()
     return pd.Series({"rows": float(len(rows)), **shares, "ratio": round(float(middle), 3)})
