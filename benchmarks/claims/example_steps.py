@@ -194,9 +194,11 @@ def _of_others(frame: pd.DataFrame, times: pd.Series, row: Any) -> float:
 
 def workload(step: Step, gpus_per_node: int = 8) -> Workload:
     """One step of an example as its scripts run it, without a GPU or weights."""
-    timm_models.libraries()
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(f"expected PyTorch, got {error}; pip install hybridperf[torch]") from error
+    timm_models.describe_torchvision(torch)
     half = step.precision == "amp_fp16"
     multiplied = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = step.precision == "tf32"
@@ -255,8 +257,7 @@ def _laid(torch: Any, step: Step, net: Any, *size: int) -> tuple[Any, Any]:
 
 def _image_model(torch: Any, step: Step) -> tuple[Any, ...]:
     """A classifier of timm's; labels are mixed, so that there is one number a class."""
-    import timm
-
+    timm, _ = timm_models.libraries()
     side = _SIDES.get(step.model, 224)
     net, images = _laid(torch, step, timm.create_model(step.model), 3, side, side)
     wanted = torch.empty(step.batch, 1000)
@@ -271,8 +272,7 @@ def _ssd(torch: Any, step: Step) -> tuple[Any, ...]:
     """SSD of images of 300 pixels on the first three stages of a ResNet-50, the third at the stride
     of the second (Liu et al., 1512.02325): six maps, 8732 boxes, 81 classes.
     """
-    import timm
-
+    timm, _ = timm_models.libraries()
     nn, classes, boxes = torch.nn, 81, 8732
 
     def widened(before: int, inner: int, after: int, **more: int) -> Any:

@@ -252,13 +252,7 @@ def libraries() -> tuple[Any, Any]:
         import torch
     except ImportError as error:
         raise InputError(f"expected PyTorch, got {error}; pip install hybridperf[torch]") from error
-    # a torchvision that was built for CUDA cannot load its ops beside a PyTorch for CPUs, and
-    # stops at the two that it describes; timm uses none of them
-    ops = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            ops.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEPT.append(ops)
+    describe_torchvision(torch)
     try:
         import timm
     except ImportError as error:
@@ -266,6 +260,17 @@ def libraries() -> tuple[Any, Any]:
             f"expected timm, got {error}; pip install --no-deps timm torchvision"
         ) from error
     return timm, torch
+
+
+def describe_torchvision(torch: Any) -> None:
+    """A torchvision that was built for CUDA cannot load its ops beside a PyTorch for CPUs, and stops
+    at the two that it describes; timm and Transformers use none of them.
+    """
+    ops = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            ops.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _KEPT.append(ops)
 
 
 _KEPT: list[Any] = []  # definitions last as long as what made them

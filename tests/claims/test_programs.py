@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.claims import programs, timm_models
+from benchmarks.claims import example_steps, programs, timm_models
 from hybridperf.io import InputError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
@@ -58,3 +58,33 @@ def test_architectures_left_out_are_near(data_dir: Path, arch: str) -> None:
     assert wrong.median() < 0.15
     assert (frame["predicted_s"] > frame["roofline_s"]).all()
     assert frame["step_time_s"].between(frame["low_s"], frame["high_s"]).mean() > 0.5
+
+
+def test_examples_are_read_by_their_units(data_dir: Path) -> None:
+    """Every row is judged or left out with its reason; what the README joins is taken apart."""
+    rows, left_out = example_steps.measured(data_dir)
+    shared = rows[rows["model"].isin(["SSD", "nnUNet", "BERT", "NCF"])]
+    assert len(shared) + sum(left_out.values()) == 408
+    assert {one.partition(":")[0] for one in left_out} == {
+        "GPUNet", "MoFlow", "TFT", "DLRM", "QuartzNet", "FastPitch", "BERT",
+    }  # fmt: skip
+    ncf = rows[(rows["model"] == "NCF") & (rows["task"] == "infer")]
+    assert (ncf["batch"] / ncf["step_time_s"]).between(1e6, 1e8).all()  # given in 1e6 and 1e7
+    assert set(ncf["precision"]) == {"fp32", "tf32", "amp_fp16"}
+    assert not ncf.duplicated(["device", "precision", "batch"]).any()
+    assert set(rows.loc[rows["precision"] == "tf32", "device"]) == {
+        "a100_sxm4_40g", "a100_sxm4_80g",
+    }  # fmt: skip
+    assert rows["step_time_s"].between(1e-4, 2.0).all()
+
+
+def test_an_example_is_near_and_learns_from_no_row_of_its_model(data_dir: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed (`dev`)")
+    rows, _ = example_steps.measured(data_dir)
+    bert = rows[(rows["model"] == "BERT") & (rows["task"] == "infer")]
+    frame = example_steps.judged(bert)
+    assert len(frame) == 2
+    assert (frame["predicted_s"] / frame["step_time_s"] - 1).abs().max() < example_steps.GOAL
+    assert frame["step_time_s"].between(frame["low_s"], frame["high_s"]).all()
+    alone = example_steps.beside_baselines(frame)
+    assert alone[["share_s", "constant_s"]].isna().all(axis=None)

@@ -50,7 +50,8 @@ def as_bound(call: TorchCall, name: str) -> str:
 
 def _linalg(call: TorchCall) -> dict[str, float] | None:
     space, _, kind = call.kind.rpartition("::")
-    return _LINALG.get(kind) if space == "aten" else None
+    known: dict[str, float] | None = _LINALG.get(kind) if space == "aten" else None
+    return known
 
 
 def _linalg_flops(call: TorchCall) -> float | None:

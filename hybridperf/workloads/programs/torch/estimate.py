@@ -38,7 +38,7 @@ from hybridperf.workloads.memory import USABLE, chance_fits
 from hybridperf.workloads.programs.torch.capture import Captured, capture, captured_block
 from hybridperf.workloads.programs.torch.modules import ModulePaths
 from hybridperf.workloads.programs.torch.program import workload_of
-from hybridperf.workloads.programs.torch.record import OPTIMIZER
+from hybridperf.workloads.programs.torch.record import BACKWARD, FORWARD, OPTIMIZER
 
 Device = str | Path | PerfModel
 _OUTSIDE = "outside of modules"
@@ -107,16 +107,11 @@ class Estimate:
         """
         seconds, modules = _moved_s(self.prediction), self.captured.modules
         assert modules is not None
-        found = dict.fromkeys((*modules.kinds, "", OPTIMIZER), None)
+        found = (*modules.kinds, "", OPTIMIZER)
         own = {path: np.zeros(4) for path in found}  # forward, backward, all seconds, bytes
         origins = self.prediction.workload.origins
         for (path, phase), spent_s in zip(origins, seconds, strict=True):
-            own[path] += (
-                spent_s * (phase == "forward"),
-                spent_s * (phase == "backward"),
-                spent_s,
-                0,
-            )
+            own[path][:3] += spent_s * np.array([phase == FORWARD, phase == BACKWARD, True])
         for path, held in self.captured.held.items():
             own[path][3] += held
         rows = []
@@ -125,7 +120,7 @@ class Estimate:
             if depth is not None and level >= depth:
                 continue
             inside = [one for one in own if one == path or (path and one.startswith(f"{path}."))]
-            forward_s, backward_s, all_s, held = sum(own[one] for one in inside)
+            forward_s, backward_s, all_s, held = np.sum([own[one] for one in inside], axis=0)
             if not path and not all_s and not held:
                 continue
             rows.append({
