@@ -263,8 +263,8 @@ def libraries() -> tuple[Any, Any]:
 
 
 def describe_torchvision(torch: Any) -> None:
-    """A torchvision that was built for CUDA cannot load its ops beside a PyTorch for CPUs, and stops
-    at the two that it describes; timm and Transformers use none of them.
+    """Makes a torchvision built for CUDA load beside a PyTorch for CPUs; it stops at two ops
+    of its own, of which timm and Transformers use none.
     """
     ops = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
