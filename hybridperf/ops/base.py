@@ -92,6 +92,8 @@ class Op(abc.ABC):
 def run_on(op: Op, device: DeviceSpec) -> Op:
     """The op in the number format that libraries choose for it on a device."""
     dtype = columns_of(type(op)).dtype_on(op.dtype, device)
+    if dtype == "tf32" and dtype not in device.peak_flops_per_s:
+        dtype = "fp32"
     return op if dtype == op.dtype else dataclasses.replace(op, dtype=dtype)
 
 

@@ -288,6 +288,25 @@ def test_fused_updates_move_what_they_hold(made, moved) -> None:
     assert updates == pytest.approx(moved * 4 * 1024**2)
 
 
+def test_products_in_single_precision_are_as_pytorch_is_told() -> None:
+    """TF32's where that is allowed and a device has it."""
+    net, x = nn.Linear(4096, 4096), torch.zeros(8192, 4096)
+    plain = hp.from_torch(net, x, train=False)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        allowed = hp.from_torch(net, x, train=False)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+    def times(gpu):
+        return [hp.predict(gpu, step).time_s for step in (plain, allowed)]
+
+    exact_s, rounded_s = times("a100_sxm_80gb")
+    assert rounded_s < exact_s / 3
+    exact_s, same_s = times("v100_sxm2")
+    assert same_s == exact_s
+
+
 def test_a_custom_op_is_priced_by_a_rule_of_its_own() -> None:
     @torch.library.custom_op("mine::normed", mutates_args=())
     def normed(x: torch.Tensor) -> torch.Tensor:
