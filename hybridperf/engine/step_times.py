@@ -17,9 +17,12 @@ points seconds are interpolated linearly in logs, beyond them as the last two po
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,6 +34,7 @@ from hybridperf.model.serving_effects import AHEAD_LAUNCH_S, ServingEffects
 from hybridperf.model.step_table import row_seconds, step_durations, step_table
 
 _NOTHING_S = 1e-12
+_RAN = ("slower", "gaps_s", "sequence_s", "launched_s", "ahead_s", "eager", "host_s")
 
 
 @functools.partial(
@@ -149,36 +153,110 @@ class StepTimes:
         held = sequences + chunk
         module = array_module(sequences, keys, chunk, chunk_keys, *jax.tree.leaves(times))
         which = times.which
-        ran: list[Array] = [
-            floats(one)
-            for one in (times.slower, times.gaps_s, times.sequence_s, times.launched_s,
-                        times.ahead_s, times.eager, times.host_s)
-        ]  # fmt: skip
+        ran: list[Array] = [floats(getattr(times, name)) for name in _RAN]
         if which is not None:  # sizes may have axes beyond the engines'
             most = max(one.ndim for one in (sequences, keys, chunk, chunk_keys))
             which = which.reshape(which.shape + (1,) * (most - which.ndim))
             ran = [one.reshape(one.shape + (1,) * (most - one.ndim)) if one.ndim else one
                    for one in ran]  # fmt: skip
-        slower, gaps_s, sequence_s, launched_s, ahead_s, eager, host_s = ran
         axes: tuple[tuple[Array, Array], ...] = ((times.tokens, held),)
         products = between(axes, times.products_s, which) * (held > 0)
+        messages = None
+        if times.messages_s is not None:
+            messages = between(axes, times.messages_s, which) * (held > 0)
         axes = ((times.sequences, sequences), (times.keys, keys))
         decode = between(axes, times.decode_s, which)
         if times.beside_s is not None:
             decode = module.where(chunk > 0, between(axes, times.beside_s, which), decode)
-        decode = decode * (sequences > 0)
         axes = ((times.chunk, chunk), (times.chunk_keys, chunk_keys))
         prefill = between(axes, times.prefill_s, which) * (chunk > 0)
-        computed = products + decode + prefill
-        if times.messages_s is not None:
-            messages = between(((times.tokens, held),), times.messages_s, which) * (held > 0)
+        computed = products + decode * (sequences > 0) + prefill
+        if messages is not None:
             computed = module.maximum(computed, messages)
-        kernels_s = slower * computed + gaps_s * (held > 0)
-        kernels_s = kernels_s + sequence_s * sequences
-        ahead = (sequences > 0) & ~module.asarray(awaited)
-        with_prompts_s = module.where(ahead, ahead_s, launched_s) * (chunk > 0)
-        launched_s = module.maximum(with_prompts_s, eager * launched_s * (held > 0))
-        return module.asarray(module.maximum(kernels_s, launched_s) + host_s * (held > 0))
+        return _as_run(module, computed, sequences, chunk, awaited, *ran)
+
+    @functools.cached_property
+    def known(self) -> KnownSteps:
+        """The same of one engine whose numbers are known, asked step after step."""
+        return KnownSteps(self)
+
+
+def _as_run(
+    module: Any, computed: Array, sequences: Array, chunk: Array, awaited: Array, slower: Array,
+    gaps_s: Array, sequence_s: Array, launched_s: Array, ahead_s: Array, eager: Array,
+    host_s: Array,
+) -> Array:  # fmt: skip
+    """Seconds of steps whose kernels would compute so long, with all that a framework adds."""
+    held = sequences + chunk
+    kernels_s = slower * computed + gaps_s * (held > 0)
+    kernels_s = kernels_s + sequence_s * sequences
+    ahead = (sequences > 0) & ~module.asarray(awaited)
+    with_prompts_s = module.where(ahead, ahead_s, launched_s) * (chunk > 0)
+    launched_s = module.maximum(with_prompts_s, eager * launched_s * (held > 0))
+    return module.asarray(module.maximum(kernels_s, launched_s) + host_s * (held > 0))
+
+
+class KnownSteps:
+    """`StepTimes.seconds` for a simulation, which asks for a few steps a hundred thousand times:
+    logs of tables are taken once, and one number is no array.
+    """
+
+    def __init__(self, times: StepTimes) -> None:
+        assert times.which is None, "one engine's tables"
+
+        def read(values: Array, *axes: Array) -> _KnownTable | None:
+            return None if values is None else _KnownTable(axes, values)
+
+        self._products = _KnownTable((times.tokens,), times.products_s)
+        self._messages = read(times.messages_s, times.tokens)
+        self._decode = _KnownTable((times.sequences, times.keys), times.decode_s)
+        self._beside = read(times.beside_s, times.sequences, times.keys)
+        self._prefill = _KnownTable((times.chunk, times.chunk_keys), times.prefill_s)
+        self._ran = [float(getattr(times, name)) for name in _RAN]
+
+    def seconds(
+        self, sequences: float, keys: Array, chunk: float = 0.0, chunk_keys: float = 0.0,
+        awaited: bool = False,
+    ) -> np.ndarray:  # fmt: skip
+        """Of steps [N] of keys [N], or of one; the rest is the same in all."""
+        computed, held = 0.0, sequences + chunk
+        if held > 0:
+            computed = self._products(held)
+        if sequences > 0:
+            decode = self._beside if chunk > 0 and self._beside is not None else self._decode
+            computed = computed + decode(sequences, keys)
+        if chunk > 0:
+            computed = computed + self._prefill(chunk, chunk_keys)
+        if held > 0 and self._messages is not None:
+            computed = np.maximum(computed, self._messages(held))
+        found = _as_run(np, computed, sequences, chunk, awaited, *self._ran)
+        return np.broadcast_to(found, np.shape(keys)) if np.ndim(keys) else found
+
+
+class _KnownTable:
+    """What `between` tells of known numbers: by one number of each axis but the last."""
+
+    def __init__(self, axes: Sequence[Array], values: Array) -> None:
+        self._least = [float(sizes[0]) for sizes in axes]
+        self._axes = [np.log(floats(sizes)) for sizes in axes]
+        self._logs = np.log(floats(values))
+
+    def __call__(self, *sought: Array) -> Array:
+        line = self._logs
+        for sizes, least, at in zip(self._axes, self._least, sought, strict=True):
+            if len(sizes) == 1:
+                line = line[0]
+                continue
+            if np.ndim(at):
+                at = np.log(np.maximum(at, least))
+                left = np.searchsorted(sizes, at, side="right") - 1
+                left = np.minimum(np.maximum(left, 0), len(sizes) - 2)
+            else:
+                at = math.log(max(at, least))
+                left = min(max(bisect.bisect_right(sizes, at) - 1, 0), len(sizes) - 2)
+            share = (at - sizes[left]) / (sizes[left + 1] - sizes[left])
+            line = (1.0 - share) * line[left] + share * line[left + 1]
+        return np.exp(line)
 
 
 def chain_seconds(

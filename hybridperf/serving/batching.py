@@ -180,6 +180,7 @@ class _Worker:
         self.looked, self.gathered = 0, 0  # steps since a look; that the first that waits has
         self.blocks = engine.kv_tokens // engine.block if engine.kv_tokens < math.inf else math.inf
         self.total = state.prompt + 1 if only_prompts else state.total
+        self.gain, self.held_back = engine.tokens_a_step, not engine.admission.at_once
 
     @property
     def load(self) -> int:
@@ -199,7 +200,7 @@ class _Worker:
 
     def work(self, horizon_s: float) -> np.ndarray:
         """Take a step, or as many as leave the batch as it is, until `horizon_s`; what ended."""
-        state, gain = self.state, self.engine.tokens_a_step
+        state, gain = self.state, self.gain
         preempted = self._make_room()
         want, decodes = self._wants(self.running)
         take = np.clip(self.engine.budget - (np.cumsum(want) - want), 0, want)
@@ -219,16 +220,16 @@ class _Worker:
         if not tokens and not preempted:
             steps = self._unchanged(run)
             steps = min(steps, held_back) if held_back and self.waiting else steps
-        times = self.engine.times
+        times = self.engine.times.known
         may_come = not self.waiting or held_back > 0  # and change what is done
         if steps > 1 and may_come and horizon_s < math.inf:
             first_s = float(times.seconds(sequences, keys))
             steps = int(min(steps, max((horizon_s - self.clock_s) / first_s + 2, 1)))
-        context = keys + gain * np.arange(steps)
+        context = keys + gain * np.arange(steps) if steps > 1 else keys
         each_s = times.seconds(sequences, context, tokens, chunk_keys)
         late_s = 0.0
-        if tokens and times.launched_s:
-            late_s = float(times.seconds(sequences, keys, tokens, chunk_keys, True) - each_s[0])
+        if tokens and self.engine.times.launched_s:
+            late_s = float(times.seconds(sequences, keys, tokens, chunk_keys, True) - each_s)
         if self.engine.one_by_one:
             each_s = each_s + self._beside_one_batch(chunk[chunk > 0], chunk_keys)
         ends_s = self.clock_s + np.cumsum(each_s)
@@ -254,7 +255,7 @@ class _Worker:
     def _held_back(self, decodes: np.ndarray) -> int:
         """Steps until prompts that wait are taken; 0: now, as when nobody decodes."""
         how = self.engine.admission
-        if how.at_once or not len(decodes) or not decodes.all():
+        if not (self.held_back and len(decodes) and decodes.all()):
             return 0
         look = int(-self.looked % how.every)
         if not self.waiting or not how.gather:
@@ -306,7 +307,7 @@ class _Worker:
 
     def _unchanged(self, run: np.ndarray) -> int:
         """Steps until a sequence ends or the cache is full."""
-        state, gain = self.state, self.engine.tokens_a_step
+        state, gain = self.state, self.gain
         left = float((self.total[run] - state.known[run]).min())
         steps = max(1, min(math.ceil(left / gain - 1e-9), _LONGEST))
         if self.blocks == math.inf or self._blocks(run, gain * (steps - 1)) <= self.blocks:
