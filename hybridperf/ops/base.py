@@ -167,6 +167,7 @@ class Columns:
 LABELS = ("framework", "version", "kernel", "algo")  # columns that name an implementation
 _OF_ANY = ("op", "dtype", "reuse_bytes", *LABELS)  # what rows of all ops say
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}
+_FIXED: dict[type[Op], dict[str, dict[str, Any]]] = {}  # by each name of a class
 _COLUMNS: dict[type[Op], Columns] = {}
 
 
@@ -184,6 +185,7 @@ def register(
             raise ValueError(f"{cls.__name__}: give columns at the decorator next to the class")
         for name in names:
             _BY_NAME[name] = (cls, fixed)
+            _FIXED.setdefault(cls, {})[name] = fixed
         free = {one.name: one.default for one in dataclasses.fields(cls) if one.name not in fixed}
         _COLUMNS[cls] = (columns or _COLUMNS.get(cls, Columns())).with_defaults(free)
         cls.group = cls.group or names[0]
@@ -245,8 +247,8 @@ def columns_of(cls: type[Op]) -> Columns:
 
 def name_of(op: Op) -> str:
     """What tables call it; "" where it is registered under no name."""
-    for name, (cls, fixed) in _BY_NAME.items():
-        if cls is type(op) and all(getattr(op, key) == value for key, value in fixed.items()):
+    for name, fixed in _FIXED.get(type(op), {}).items():
+        if all(getattr(op, key) == value for key, value in fixed.items()):
             return name
     return ""
 
