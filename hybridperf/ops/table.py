@@ -163,7 +163,9 @@ def _part(
         cells = frame[dimension].iloc[at]
         values = _numbers(cells, dimension)
         if dimension in columns.optional:
-            empty = (cells.isna() | (cells.map(str).map(str.strip) == "")).to_numpy()
+            empty = cells.isna().to_numpy()
+            if not pd.api.types.is_numeric_dtype(cells):
+                empty |= (cells.map(str).map(str.strip) == "").to_numpy()
             values = np.where(empty, _default(columns, dimension, labels, at), values)
         zero_allowed = dimension in columns.zero_allowed
         wrong = ~((values >= 0 if zero_allowed else values > 0) & (values <= LARGEST_SIZE))
