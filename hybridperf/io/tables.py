@@ -292,7 +292,7 @@ def number_columns(
 def real_numbers(column: pd.Series) -> np.ndarray:
     """A column as float64, not a number where a cell is none, or a complex one."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "fiub":
-        return column.to_numpy(np.float64)
+        return column.to_numpy(np.float64, copy=True)
     if pd.api.types.is_complex_dtype(column):
         return np.full(len(column), np.nan)
     if column.dtype == object:

@@ -165,7 +165,7 @@ def _part(
         if dimension in columns.optional:
             empty = cells.isna().to_numpy()
             if not pd.api.types.is_numeric_dtype(cells):
-                empty |= (cells.map(str).map(str.strip) == "").to_numpy()
+                empty = empty | (cells.map(str).map(str.strip) == "").to_numpy()
             values = np.where(empty, _default(columns, dimension, labels, at), values)
         zero_allowed = dimension in columns.zero_allowed
         wrong = ~((values >= 0 if zero_allowed else values > 0) & (values <= LARGEST_SIZE))
