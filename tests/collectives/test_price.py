@@ -16,13 +16,20 @@ import hybridperf as hp
 from hybridperf.collectives.algorithms import COLLECTIVES
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.collectives.model import CollectiveModel, load_collectives
-from hybridperf.collectives.price import NOTHING, OWN_ROWS, SOURCES, STAGES, price
+from hybridperf.collectives.price import (
+    NOTHING,
+    OWN_ROWS,
+    SOURCES,
+    STAGES,
+    CollectiveTable,
+    price,
+)
 from hybridperf.collectives.rows import checked
 from hybridperf.collectives.traced import AllToAll, CollectivePricer, of_a_byte
 from hybridperf.collectives.traffic import Links
 from hybridperf.hardware import load_device, load_system, system_names
 from hybridperf.io import InputError
-from hybridperf.io.namespace import QUICKLY_COMPILED
+from hybridperf.io.namespace import QUICKLY_COMPILED, fresh_views
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CollectiveCall
 
@@ -31,6 +38,12 @@ PLACES = ((2, 1), (8, 1), (16, 2), (4, 4))  # (ranks, nodes)
 KNOBS = tuple(field.name for field in dataclasses.fields(Links))
 STEP = 1e-5
 jitted = functools.partial(jax.jit, compiler_options=QUICKLY_COMPILED)
+
+
+@jitted
+def of_bytes(table: CollectiveTable, bytes_: jax.Array, links: Links) -> jax.Array:
+    """Compiled once for all systems whose tables are alike."""
+    return price(table.sized(bytes_), links, jnp).seconds
 
 
 @functools.cache
@@ -60,11 +73,8 @@ def test_rows_calls_and_traced_functions_say_the_same(system: str) -> None:
     with jax.enable_x64(True):
         said = hp.price(machine, calls).seconds
         kinds = model.kinds(checked(frame, model.system)[0])
-        traced = jax.jit(
-            lambda bytes_, links: (
-                price(kinds[0].table.rows(kinds[1]).sized(bytes_), links, jnp).seconds
-            )
-        )(frame["bytes"].to_numpy(), model.links())
+        table = kinds[0].table.rows(kinds[1])
+        traced = of_bytes(*fresh_views((table, frame["bytes"].to_numpy(), model.links())))
     np.testing.assert_allclose(said, rows, rtol=1e-9)
     np.testing.assert_allclose(traced, rows, rtol=1e-9)
 
