@@ -45,6 +45,29 @@ def test_stacked_engines_take_what_each_does() -> None:
         assert found[row] == pytest.approx(expected, rel=1e-12)
 
 
+def test_steps_of_known_numbers_are_the_same() -> None:
+    """As a simulation asks for them: of any load, with all that a framework adds, also of tables
+    with an axis of one point.
+    """
+    rng, one = np.random.default_rng(0), power_laws()
+    flat = dataclasses.replace(one, chunk_keys=SIZES[:1], prefill_s=one.prefill_s[:, :1])
+    of_framework = {"slower": 1.1, "gaps_s": 1e-4, "sequence_s": 1e-5, "ahead_s": 1e-3}
+    for at in range(400):
+        times = dataclasses.replace(
+            (one, flat)[at % 2], beside_s=(None, 1.3 * one.decode_s)[at // 2 % 2],
+            messages_s=(None, rng.uniform(0.5, 2.0) * one.products_s)[at // 4 % 2],
+            launched_s=rng.choice([0.0, 1e-2]), eager=rng.choice([0.0, 1.0]), **of_framework,
+        )  # fmt: skip
+        sequences, chunk = int(rng.choice([0, 1, 17, 3000])), rng.choice([0.0, 1.0, 333.0, 5e4])
+        keys = 10 ** rng.uniform(-1, 6) + np.arange(rng.choice([1, 2, 50]))
+        load = (float(chunk), float(10 ** rng.uniform(-1, 6)), bool(rng.random() < 0.5))
+        for context in (keys, float(keys[0])):
+            found = times.known.seconds(sequences, context, *load)
+            expected = times.seconds(sequences, context, *load)
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_an_empty_step_takes_no_time() -> None:
     assert power_laws().seconds(0.0, 100.0) == 0.0
 
