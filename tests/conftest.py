@@ -10,8 +10,13 @@ import pytest
 from hybridperf.cli import app as cli
 from hybridperf.cli.common import cache_folder
 
-# files that take minutes come first, so that none is left alone at the end; see Makefile
-LONGEST = ("test_notebooks.py", "test_cli.py", "test_search.py", "test_one_price.py")
+# files that take a minute or more come first, the longest before others, so that none is left alone
+# at the end; see Makefile
+LONGEST = (
+    "test_notebooks.py", "test_one_price.py", "test_pricing.py", "test_cli.py", "test_search.py",
+    "test_price.py", "test_gradients.py", "test_knob_functions.py", "test_engine_load.py",
+    "test_calibration_engine.py", "test_serving_defaults.py", "test_trace_summary.py",
+)  # fmt: skip
 
 
 def pytest_configure() -> None:
@@ -31,7 +36,8 @@ def pytest_runtest_setup() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first; files keep their order otherwise, and tests theirs."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    rank = {name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
 def pytest_collection_finish() -> None:

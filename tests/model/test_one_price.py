@@ -117,9 +117,7 @@ def check_traced(device: str, again: bool) -> int:
             for key in part.op.dimensions()
         }
         # one after the other: JAX traces many at once in twice the time
-        traced = jax.jit(
-            functools.partial(seconds, model, part), compiler_options=QUICKLY_COMPILED
-        )
+        traced = jax.jit(functools.partial(seconds, model, part), compiler_options=QUICKLY_COMPILED)
         found = [
             traced({key: sizes[at] for key, sizes in columns.items()})
             for at in range(len(part.rows))

@@ -268,8 +268,9 @@ def seconds_and_slopes(model: PerfModel, op: str) -> Callable[..., Any]:
     """Of (platform, dims); compiled once for each model and op, of whatever sizes."""
     _, both = COMPILED.get((id(model), op), (None, None))
     if both is None:
-        pricer = pricer_of(model, op)
-        both = jitted(jax.value_and_grad(lambda platform, dims: pricer(platform, **dims), (0, 1)))
+        # what a call compiles: a function compiled within another is traced a third longer
+        seconds = pricer_of(model, op)._seconds
+        both = jitted(jax.value_and_grad(seconds, (0, 1)))
         COMPILED[id(model), op] = model, both
     return both
 
