@@ -59,8 +59,6 @@ def fit(
             fit_plots.fit_plot(report, new / "fit.png")
     if not report.rows:
         (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
-    if report.rows and (remark := report.not_seconds()):
-        warn(remark)
     print(fits.fit_report(report, prior=bool(model.families)))
     common.result(folder=out, errors=report.table)
     errors = ", errors of held-out rows in report.json, held_out.csv, fit.png"

@@ -25,7 +25,14 @@ from hybridperf.collectives.rows import checked, collective_rows, implementation
 from hybridperf.collectives.traffic import link_of
 from hybridperf.fields.columns import read_whole
 from hybridperf.hardware import SystemSpec, load_device, load_system
-from hybridperf.io import InputError, positive_column, require_columns, write_json, write_table
+from hybridperf.io import (
+    InputError,
+    check_seconds,
+    positive_column,
+    require_columns,
+    write_json,
+    write_table,
+)
 from hybridperf.io.provenance import origin
 from hybridperf.learning.prior import FamilyPrior, adapt, uninformed
 from hybridperf.learning.prior.shipped import NO_PRIOR, Prior, load_prior
@@ -36,6 +43,7 @@ REPORT_SCHEMA_VERSION = 1
 # systems differ more than GPUs do: 12 rows of a collective err by 14.3 % with these and by 15.5
 # without, 20 by 12.5 and 13.8 (23 collectives of systems left out)
 _OWN_HYPER_ROWS = 10
+_SHORT_S = 1e-4  # of a small message, over the slowest links met
 _PRIOR_LATENCY_S = 1e-5  # of all systems of the shipped prior
 _SAME_SHARE = 1e-3  # shares of a network whose logs differ by less are one
 _SHARED = "pcie"  # the link of which no datasheet tells what it carries
@@ -125,6 +133,8 @@ def fit_collectives(
     met = versions.of_rows(measured, met)
     usable = versions.taken_for_known(measured, met)
     seen, time_s = collective_rows(usable, spec), usable["time_s"].to_numpy(np.float64)
+    traffic_s = seen.seconds.sum(1)
+    check_seconds(time_s, traffic_s, np.maximum(traffic_s, _SHORT_S), "time_s")
     start = _tuned(known, references).with_references(references) if known else uninformed(seen)
     # 20 rows of a GB200 node left out err by 12.2 % with a share of what none would say, by 14.0
     # without it, none by 13.9

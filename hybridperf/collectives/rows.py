@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from hybridperf.collectives.algorithms import experts
 from hybridperf.collectives.algorithms.told import ALGORITHMS, told
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.traffic import Links, by_host, canonical_collective, link_of, sent
@@ -39,6 +40,7 @@ _FLAG = {YES: "1", NO: "0"}
 # of ranks per node or nodes: doubling either leaves a fiftieth of what was learned
 _FADING_OCTAVES = 0.5
 _SLACK = 2**RANGE_SLACK_OCTAVES  # so much beyond what was measured still counts as inside
+_OF_EXPERTS = ("topk", "experts", "expert_groups", "topk_groups", "sms")
 # libraries whose `variant` tells where they ran, not which kernel
 _VARIANT_IS_ENVIRONMENT = ("nccl", "rccl", "gloo")
 
@@ -281,12 +283,21 @@ def checked(
         g = real_numbers(frame["gpus_per_node"])
         why = "n_gpus is not n_nodes times gpus_per_node; mend one of them"
         refuse(np.isfinite(g) & (g * nodes != ranks), why)
+    if "in_place" in frame:
+        given = text(frame, "in_place")
+        said = np.array([FIELDS["in_place"].meant(word) is not None for word in given], bool)
+        refuse(~said, "expected yes or no in in_place, got {!r}; mend the row", given)
     if system and system.tray_accelerators:
         trays = there & (ranks <= nodes * system.tray_accelerators)
         nodes[trays] = _fewest(ranks[trays], most)
     if system is not None and "system" in frame:
         others = frame["system"].notna() & (frame["system"].astype(str) != system.id)
         assumed[others.to_numpy()] = f"the row is of another system, predicted for {system.id}"
+    of_experts = [name for name in _OF_EXPERTS if name in frame]
+    unread = frame[of_experts].notna().to_numpy(bool) & ~np.isin(names, experts.NAMES)[:, None]
+    for at, name in np.argwhere(unread):
+        told = f"{of_experts[name]} is read of {' and '.join(experts.NAMES)} alone"
+        assumed[at] = "; ".join(filter(None, (assumed[at], told)))
     good = frame.assign(collective=names, bytes=bytes_, n_gpus=ranks, n_nodes=nodes)
     return good[problem == ""], problem, assumed
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
+import decimal
 import io
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from numbers import Number
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +53,11 @@ def said_by(columns: Iterable[object], question: str | Fields) -> dict[str, list
     for name in names:
         if call := fields.called(name):
             found.setdefault(call[0].name, []).append((name, call[1]))
+    labels = list[str]()  # of fields that another column says
     for field, pairs in found.items():
         said = [pair for pair in pairs if pair[1] not in fields[field].labels]
         found[field] = said or pairs[:1]
+        labels += [name for name, called in pairs if (name, called) not in found[field]]
         if twice := [name for name, _ in pairs if names.count(name) > 1]:
             problem = f"expected each column once, got two of {twice[0]!r}"
             raise InputError(f"{problem}; rename one of them")
@@ -77,29 +82,56 @@ def said_by(columns: Iterable[object], question: str | Fields) -> dict[str, list
             "expected columns that are read, or others whose names resemble none, got"
             f" {', '.join(wrong)}; rename or drop {'it' if len(wrong) == 1 else 'them'}"
         )
-    pass_by(passed)
+    pass_by([*passed, *labels])
     return found
 
 
-_NO_CELLS = (list, tuple, dict, set, frozenset, bytes, bytearray, memoryview, np.ndarray)
+_PLAIN = {str, float, bool, type(None)}
 
 
-def _check_cells(frame: pandas.DataFrame) -> None:
-    """`InputError` for a table whose cells hold more than a number or a word, or whose columns have
-    names of several levels.
+def _with_plain_cells(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """A table whose cells are numbers and words; `InputError` where they hold something else, or
+    columns have names of several levels.
     """
     if frame.columns.nlevels > 1:
         raise InputError(
             "expected columns of one name each, got names of several levels; join them"
         )
+    changed = {}
     for at, (name, kind) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
         if kind.kind != "O":
             continue
-        kinds = {*map(type, frame.iloc[:, at].tolist())}
-        if wrong := next((one for one in kinds if issubclass(one, _NO_CELLS)), None):
-            raise InputError(
-                f"column {name!r} holds a {wrong.__name__}; expected a number or a word in a cell"
-            )
+        cells = frame.iloc[:, at].tolist()
+        if not {*map(type, cells)} <= _PLAIN:
+            plain = [_plain_cell(name, cell) for cell in cells]
+            changed[at] = pd.Series(plain, frame.index, dtype=object)
+    if not changed:
+        return frame
+    columns = [changed.get(at, frame.iloc[:, at]) for at in range(frame.shape[1])]
+    return pd.concat(columns, axis=1, keys=frame.columns)
+
+
+def _plain_cell(name: object, cell: Any) -> Any:
+    """A cell as a number, a word or nothing; numbers that no float holds are infinite."""
+    if cell is None or cell is pd.NA or cell is pd.NaT:
+        return None
+    if isinstance(cell, np.generic):
+        return _plain_cell(name, cell.item())
+    if isinstance(cell, bool | float | complex):
+        return cell
+    if isinstance(cell, Number | decimal.Decimal):
+        try:
+            number = float(cell)  # type: ignore[arg-type]
+        except OverflowError:
+            return np.inf if cell > 0 else -np.inf  # type: ignore[operator]
+        except (TypeError, ValueError):
+            return np.nan
+        return cell if isinstance(cell, int) and abs(cell) < 2**63 else number
+    if isinstance(cell, str | datetime.date | datetime.timedelta):
+        return str(cell)
+    raise InputError(
+        f"column {name!r} holds a {type(cell).__name__}; expected a number or a word in a cell"
+    )
 
 
 def _known(question: str | Fields) -> Fields:
@@ -112,7 +144,7 @@ def read_columns(frame: pandas.DataFrame, question: str | Fields) -> ReadColumns
     Raises:
         InputError: for a column that matters and is not read, or resembles a field.
     """
-    _check_cells(frame)
+    frame = _with_plain_cells(frame)
     fields = _known(question)
     refused: dict[int, str] = {}
     new, dropped = {}, list[str]()

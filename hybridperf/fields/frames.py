@@ -161,7 +161,10 @@ def as_frame(rows: Rows) -> pandas.DataFrame:
             "expected a table as a pandas frame or a list of dicts, got"
             f" {type(rows).__name__}; give rows such as [{{'tp': 2}}]"
         )
-    return pd.DataFrame(given)
+    try:
+        return pd.DataFrame(given)
+    except UnicodeEncodeError as error:
+        raise InputError(f"expected words, got {error.object[:60]!a}; mend it") from error
 
 
 def in_parts(

@@ -180,9 +180,11 @@ def _float(said: Any) -> float:
 @functools.lru_cache(65536)
 def _count(field: Field, said: Any) -> int:
     value, least = _float(said), field.minimum
-    if not math.isfinite(value) or value < least or value != int(value):
+    most = math.inf if field.most is None else field.most
+    if not math.isfinite(value) or not least <= value <= most or value != int(value):
         got = repr(said) if math.isnan(value) else str(said).removesuffix(".0")
-        raise _wrong(f"a whole number of {least:g} or more in {field.name}", got)
+        over = f", {most:,g} at most," if value > most else ""
+        raise _wrong(f"a whole number of {least:g} or more{over} in {field.name}", got)
     return int(value)
 
 

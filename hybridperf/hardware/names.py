@@ -5,6 +5,7 @@ and files of further ones.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -18,6 +19,16 @@ from hybridperf.hardware.this_machine import this_cpu, this_system
 from hybridperf.io import InputError, read_toml, shipped_toml, unknown
 from hybridperf.io.errors import plain
 
+_TIMES_OFF = 100.0  # of every known machine: what lies farther off is in another unit
+_UNITS = {
+    "bytes_per_s": "B/s",
+    "flops_per_s": "FLOP/s",
+    "bytes": "B",
+    "hz": "Hz",
+    "w": "W",
+    "s": "s",
+}
+_PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 # in what drivers call devices
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "intel"})
 # a part of a device, or one sold under the name of a larger: "RTX 4090 Laptop GPU", "RTX 4090 D"
@@ -153,7 +164,51 @@ def _load_file(path: Path, spec: type, what: str) -> Any:
         sections = f"one [{what}] section in {path}, found {len(entries)}"
         raise InputError(f"expected {sections}; split the file")
     ((name, entry),) = entries.items()
-    return checked_spec(spec, {**entry, "id": name}, path, example)
+    found = checked_spec(spec, {**entry, "id": name}, path, example)
+    _check_units(found, what, path)
+    return found
+
+
+def _check_units(spec: DeviceSpec | SystemSpec, what: str, path: Path) -> None:
+    """`InputError` for a quantity that lies far from those of all machines we ship facts of."""
+    for field, (least, most) in _known_quantities(f"{what}s").items():
+        unit = _unit(field)
+        for name, value in _numbers_of(field, getattr(spec, field)):
+            low, high = least / _TIMES_OFF, most * _TIMES_OFF
+            if low <= value <= high:
+                continue
+            middle, sizes = math.sqrt(least * most), _PREFIXES.items()
+            prefix, scale = min(sizes, key=lambda one: abs(math.log(value * one[1] / middle)))
+            likely = least <= value * scale <= most
+            meant = f"did you mean {value * scale:g} ({value:g} {prefix}{unit})?"
+            raise InputError(
+                f"{path}: expected {name} between {low:g} and {high:g} {unit}, within"
+                f" {_TIMES_OFF:g} times of every {what} known, got {value:g};"
+                f" {meant if likely else 'check the unit'}"
+            )
+
+
+def _unit(field: str) -> str:
+    """The unit that the end of a field's name says; "" for none."""
+    return next((unit for end, unit in _UNITS.items() if field.endswith(f"_{end}")), "")
+
+
+def _numbers_of(field: str, value: Any) -> list[tuple[str, float]]:
+    """(name, number) of a field that holds one number, or one by name."""
+    if isinstance(value, Mapping):
+        return [(f"{field}.{name}", number) for name, number in value.items()]
+    return [] if value is None else [(field, value)]
+
+
+@functools.cache
+def _known_quantities(which: str) -> dict[str, tuple[float, float]]:
+    """(least, most) of each field with a unit over all that we ship facts of."""
+    found: dict[str, list[float]] = {}
+    for entry in _presets(which).values():
+        for field, value in entry.items():
+            if _unit(field):
+                found.setdefault(field, []).extend(one for _, one in _numbers_of(field, value))
+    return {field: (min(values), max(values)) for field, values in found.items()}
 
 
 def checked_spec(spec: type, content: Mapping[str, Any], path: Path, example: str) -> Any:

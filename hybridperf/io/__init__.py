@@ -18,6 +18,7 @@ from hybridperf.io.tables import (
     ABOVE_ZERO,
     ANY_NUMBER,
     Numbers,
+    check_seconds,
     number_columns,
     positive_column,
     read_table,
@@ -29,7 +30,7 @@ from hybridperf.io.tables import (
 
 __all__ = [
     "ABOVE_ZERO", "ANY_NUMBER", "InputError", "Numbers", "OldFile", "check_folder_writable",
-    "closest", "first_line", "hash_of",
+    "check_seconds", "closest", "first_line", "hash_of",
     "installed_hardware", "is_stream", "number_columns", "parse_json", "parse_toml", "plain",
     "positive_column", "read_arrays", "read_json", "read_table", "read_tables", "read_text",
     "read_toml", "real_numbers", "replacing", "replacing_in", "require_columns", "settled",

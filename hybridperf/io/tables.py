@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,8 @@ _LEAST, _MOST = 1e-12, 1e12  # of what is measured; beyond them units or digits 
 _CELL_BYTES = 40  # that a cell of a text takes at most while it is read
 _MOST_COLUMNS = 10_000
 _ROWS = 2**16  # that are decoded at once
+_TIMES_OFF = 100.0  # of what is expected: no machine is so far off, another unit is
+_MILLI_OR_MICRO = 3e4  # times too long: between a thousand and a million
 _AS_WRITTEN = {"id": str, "name": str}  # "007" and "52e1234567" are no numbers there
 
 
@@ -222,6 +224,23 @@ def positive_column(frame: pd.DataFrame, column: str, what: str) -> np.ndarray:
             " them"
         )
     return values
+
+
+def check_seconds(measured_s: np.ndarray, least_s: Any, most_s: Any, column: str) -> None:
+    """`InputError` for measured times [N] of another unit: in the median over 100 times shorter
+    than the least, or longer than the most, that such work takes by what is known without them.
+    """
+    with np.errstate(divide="ignore"):
+        short, long = (float(np.median(measured_s / one)) for one in (least_s, most_s))
+    if short >= 1 / _TIMES_OFF and long <= _TIMES_OFF:
+        return
+    unit = "microseconds" if long > _MILLI_OR_MICRO else "milliseconds"
+    times = f"{long:,.3g} times longer" if long > _TIMES_OFF else f"{1 / short:,.3g} times shorter"
+    mend = f"did you mean {unit}?" if long > _TIMES_OFF else "mend it"
+    raise InputError(
+        f"expected seconds in {column}, got times that are {times}, in the median, than such work"
+        f" takes; {mend}"
+    )
 
 
 class Numbers(NamedTuple):

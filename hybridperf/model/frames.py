@@ -34,7 +34,7 @@ def predict_ops(
 
 def _ops(model: PerfModel | str | os.PathLike, explain: bool = False) -> Predict:
     loaded = model if isinstance(model, PerfModel) else model_or_datasheet(str(model))
-    return lambda part, _: loaded.predict_ops(part, explain)
+    return lambda part, _: loaded.predict_ops(part, explain, whole=True)
 
 
 QUESTION = Question(_ops, COLUMNS, settings=("model",))

@@ -183,14 +183,17 @@ class PerfModel:
         priced = self.priced([call])[1]
         return waterfalls(*priced.batches[0], priced.machine)[0]
 
-    def predict_ops(self, frame: pd.DataFrame, explain: bool = False) -> pd.DataFrame:
+    def predict_ops(
+        self, frame: pd.DataFrame, explain: bool = False, whole: bool = False
+    ) -> pd.DataFrame:
         """The rows of a table of ops with `predicted_s, low_s, high_s, roofline_s, in_range, note`.
 
-        With `explain` also `explained`: each price as a waterfall of its stages.
+        With `explain` also `explained`: each price as a waterfall of its stages. With `whole` rows
+        whose counts are fractions are refused.
 
         A row that cannot be priced keeps its place with empty numbers and the reason in `note`.
         """
-        return predict_ops(self, frame, explain)
+        return predict_ops(self, frame, explain, whole)
 
     def save(self, folder: str | Path) -> None:
         """Write `model.json` (knobs in plain numbers, provenance) and `residual.npz` (weights).

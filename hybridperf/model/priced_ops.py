@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from hybridperf.fields import fields_of
 from hybridperf.fields.columns import as_given, with_answers
+from hybridperf.hardware import device_id
 from hybridperf.io.later import pd
 from hybridperf.io.process import check_not_forked
 from hybridperf.model.batch import Batch, batches_of, stacked
@@ -137,11 +139,13 @@ class PricedOps:
 COLUMNS = ("predicted_s", "low_s", "high_s", "roofline_s", "in_range", "note")  # that are added
 
 
-def predict_ops(model: Any, frame: pd.DataFrame, explain: bool = False) -> pd.DataFrame:
-    """See `PerfModel.predict_ops`."""
+def predict_ops(
+    model: Any, frame: pd.DataFrame, explain: bool = False, whole: bool = False
+) -> pd.DataFrame:
+    """See `PerfModel.predict_ops`; `whole`: see `parse_ops`."""
     check_not_forked()
     frame = as_given(frame, COLUMNS)
-    parsed = parse_ops(frame, model.device)
+    parsed = parse_ops(frame, model.device, whole=whole)
     batches = (batch for part in parsed.parts for batch in batches_of(part))
     priced = PricedOps.of(model, batches, len(frame))
     time_s = priced.column(lambda _, one: one.seconds())
@@ -161,7 +165,8 @@ def predict_ops(model: Any, frame: pd.DataFrame, explain: bool = False) -> pd.Da
 
     reuse_bytes = priced.column(lambda batch, _: batch.work.reuse_bytes, np.inf)
     said = (
-        parsed.problem, priced.column(lambda batch, one: _notes(batch, one, model), ""),
+        parsed.problem, _elsewhere(frame, model.device.id, parsed.problem == ""),
+        priced.column(lambda batch, one: _notes(batch, one, model), ""),
         below_roofline(model.device, time_s, roofline_s, reuse_bytes), priced.column(wide, ""),
     )  # fmt: skip
     told = {}
@@ -174,6 +179,20 @@ def predict_ops(model: Any, frame: pd.DataFrame, explain: bool = False) -> pd.Da
         "predicted_s": time_s, "low_s": low_s, "high_s": high_s, "roofline_s": roofline_s,
         "in_range": priced.outside == 0, "note": notes, **told,
     })  # fmt: skip
+
+
+def _elsewhere(frame: pd.DataFrame, device: str, good: np.ndarray) -> list[str]:
+    """What is said of rows [R] that were measured on another device than they are predicted for."""
+    fields = fields_of("ops")
+    named = [
+        name for name in frame if (call := fields.called(str(name))) and call[0].name == "device"
+    ]
+    if not named or device == "here":
+        return [""] * len(frame)
+    codes, names = pd.factorize(frame[named[0]])
+    others = [(device_id(str(name)) or str(name)) != device for name in names]
+    other = np.array([*others, False])[codes] & good
+    return np.where(other, f"the row is of another device, predicted for {device}", "").tolist()
 
 
 def _remark(source: Source, device: str) -> str:

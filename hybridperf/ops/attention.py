@@ -22,13 +22,14 @@ multiplies its query with `scored` of them and its weight with `valued` of them:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from hybridperf.hardware import DTYPE_BYTES, Unit, canonical_dtype
 from hybridperf.io.namespace import Array, array_module, floats
-from hybridperf.ops.base import Columns, Op, register
+from hybridperf.ops.base import Columns, Op, register, undivided
 from hybridperf.ops.frameworks import serving_framework
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log2_ratio, log_of, shape_inputs, tails
@@ -55,8 +56,23 @@ def _read_cached(word: str, dtype: str) -> str:
     return "" if cached == dtype else cached
 
 
-_COLUMNS = Columns(readers={"kv_dtype": _read_cached})
-_CAUSAL = dataclasses.replace(_COLUMNS, zero_allowed=frozenset({"causal"}))
+def _contradictions(op: Any) -> Sequence[tuple[Array, str]]:
+    shared = op.kv_heads + (op.kv_heads == 0) * op.heads
+    return (
+        (op.kv_heads > op.heads, "kv_heads must be at most heads"),
+        (undivided(op.heads, shared), "kv_heads must divide heads"),
+    )
+
+
+def _of_prompts(op: Any) -> Sequence[tuple[Array, str]]:
+    short = (op.kv_len > 0) & (op.kv_len < op.q_len)
+    return (*_contradictions(op), (short, "kv_len has the new tokens in it: at least q_len"))
+
+
+_COLUMNS = Columns(readers={"kv_dtype": _read_cached}, contradictions=_contradictions)
+_CAUSAL = dataclasses.replace(
+    _COLUMNS, zero_allowed=frozenset({"causal"}), contradictions=_of_prompts
+)
 
 
 class Attention(Op):
@@ -162,7 +178,10 @@ class EncoderAttention(PromptAttention):
         return self.attended(self.q_len * self.q_len, self.q_len * token)
 
 
-@register("generation_attention", "decode_attention", columns=_COLUMNS)
+@register(
+    "generation_attention", "decode_attention",
+    columns=dataclasses.replace(_COLUMNS, contradictions=_of_prompts),
+)  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class DecodeAttention(Attention):
     """`q_len` (one) new token of each sequence against the last tokens of `kv_len` in the cache."""
@@ -192,8 +211,15 @@ def _within(window: Array, kv_len: Array) -> Array:
 
 
 @register(
-    "latent_attention", columns=dataclasses.replace(_COLUMNS, zero_allowed=frozenset({"valued"}))
-)
+    "latent_attention",
+    columns=Columns(
+        readers={"kv_dtype": _read_cached}, zero_allowed=frozenset({"valued"}),
+        contradictions=lambda op: (
+            (op.scored >= op.cached + 1.0, "scored must be at most cached"),
+            (op.valued >= op.cached + 1.0, "valued must be at most cached"),
+        ),
+    ),
+)  # fmt: skip
 @dataclasses.dataclass(frozen=True)
 class LatentAttention(Op):
     """`batch` tokens, each against the `kv_len` vectors of its own sequence (module docstring)."""

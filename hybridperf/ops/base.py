@@ -164,6 +164,11 @@ class Columns:
         )  # fmt: skip
 
 
+def undivided(one: Array, other: Array) -> Array:
+    """Whether `other` does not divide `one`, of whole numbers; of others nothing is known."""
+    return (one % 1 == 0) & (other % 1 == 0) & (one % other != 0)
+
+
 LABELS = ("framework", "version", "kernel", "algo")  # columns that name an implementation
 _OF_ANY = ("op", "dtype", "reuse_bytes", *LABELS)  # what rows of all ops say
 _BY_NAME: dict[str, tuple[type[Op], dict[str, Any]]] = {}

@@ -11,14 +11,14 @@ which op is not known here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from hybridperf.fields import fields_of
 from hybridperf.hardware import DeviceSpec, Unit
 from hybridperf.io.namespace import Array, array_module, floats
 from hybridperf.ops import tiles
-from hybridperf.ops.base import Columns, Op, register
+from hybridperf.ops.base import Columns, Op, register, undivided
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log2_ratio, log_of, shape_inputs, tails
 from hybridperf.ops.roofline import Work, streamed
@@ -35,9 +35,16 @@ def _dtype_on(dtype: str, device: DeviceSpec) -> str:
     return "tf32" if dtype == "fp32" and "tf32" in device.peak_flops_per_s else dtype
 
 
-_COLUMNS = Columns(
-    dtype_on=_dtype_on,
-)  # fmt: skip
+def _contradictions(op: Convolution) -> Sequence[tuple[Array, str]]:
+    kernel = op.kh * (op.kw + (op.kw == 0) * op.kh)
+    return (
+        (undivided(op.c_in, op.groups), "groups must divide c_in"),
+        (undivided(op.c_out, op.groups), "groups must divide c_out"),
+        (op.taps > kernel, "taps must be at most kh x kw"),
+    )
+
+
+_COLUMNS = Columns(dtype_on=_dtype_on, contradictions=_contradictions)
 
 
 @register("conv", "convolution", columns=_COLUMNS)

@@ -39,7 +39,7 @@ import scipy
 from hybridperf.fields import fields_of
 from hybridperf.io.errors import InputError
 from hybridperf.io.namespace import Array, array_module, reals
-from hybridperf.ops.base import Op, OpCall, columns_of, register
+from hybridperf.ops.base import Columns, Op, OpCall, columns_of, register
 from hybridperf.ops.embedding import LookupStream, Table, check_names, distances, lookups_within
 from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log2_ratio, log_of, shape_inputs, tails
 from hybridperf.ops.movement import INDEX_BYTES, scattered_lines
@@ -139,7 +139,18 @@ def _(op: _Bags, gpu: Gpu) -> dict[str, Array]:
     }
 
 
-@register("embedding_bag")
+def _contradictions(op: _Bags) -> Sequence[tuple[Array, str]]:
+    different = op.unique * (1 - 1e-9)  # means of tables that were made one are rounded
+    return (
+        (different > op.rows, "unique must be at most rows"),
+        (different > op.lookups(), "unique must be at most batch x pooling"),
+    )
+
+
+_COLUMNS = Columns(contradictions=_contradictions)
+
+
+@register("embedding_bag", columns=_COLUMNS)
 class EmbeddingBag(_Bags):
     """Rows looked up in `tables` tables and summed into bags; a step is one lookup."""
 
@@ -155,7 +166,7 @@ class EmbeddingBag(_Bags):
         )
 
 
-@register("embedding_bag_backward")
+@register("embedding_bag_backward", columns=_COLUMNS)
 @dataclasses.dataclass(frozen=True)
 class EmbeddingBagBackward(_Bags):
     """The looked-up rows updated by the gradients of their bags; a step is one lookup."""

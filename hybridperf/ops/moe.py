@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 from hybridperf.hardware import Unit
 from hybridperf.io.errors import InputError
 from hybridperf.io.namespace import Array, array_module, floats, root
-from hybridperf.ops.base import Columns, Op, register
+from hybridperf.ops.base import Columns, Op, register, undivided
 from hybridperf.ops.gemm import FLOPS_PER_MULTIPLY_ADD
 from hybridperf.ops.inputs import Gpu, gpu_inputs, log2_of, log2_ratio, log_of, shape_inputs, tails
 from hybridperf.ops.quantise import QUANT, WIDE_BYTES, scheme_dtype, scheme_flags, scheme_of
@@ -111,9 +112,17 @@ def known_distribution(name: str, dtype: str = "") -> str:
     return name
 
 
+def _contradictions(op: Moe) -> Sequence[tuple[Array, str]]:
+    return (
+        (op.topk > op.experts, "topk must be at most experts"),
+        (undivided(op.experts, op.moe_ep), "moe_ep must divide experts"),
+        (op.moe_tp > op.inter, "moe_tp must be at most inter"),
+    )
+
+
 _COLUMNS = Columns(
     zero_allowed=frozenset({"gated"}), implied={"gated": ("kernel", {"nongated": 0.0})},
-    readers={**QUANT, "distribution": known_distribution},
+    readers={**QUANT, "distribution": known_distribution}, contradictions=_contradictions,
 )  # fmt: skip
 
 

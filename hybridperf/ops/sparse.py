@@ -149,6 +149,7 @@ def _contradictions(op: Sparse) -> Sequence[tuple[Array, str]]:
     too_short = (op.max_degree > 0) & (op.max_degree + 1.0 <= op.nnz / op.rows)
     return (
         (op.nnz > op.rows * op.cols, "nnz must be at most rows x cols"),
+        (op.max_degree >= op.cols + 1.0, "max_degree must be at most cols"),
         (too_short, "max_degree must be at least nnz / rows, the mean"),
     )
 

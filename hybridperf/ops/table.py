@@ -62,11 +62,17 @@ class ParsedOps:
     problem: np.ndarray  # object [rows of the table]
 
 
-def parse_ops(frame: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
+def parse_ops(frame: pd.DataFrame, device: DeviceSpec, *, whole: bool = False) -> ParsedOps:
     """Read every row; a missing column is an `InputError`, a row that cannot be read has its reason
     in `problem`.
 
     `InputError` as well if no row at all can be read: then the table, not a row, is wrong.
+
+    Args:
+        frame: the table.
+        device: that runs them.
+        whole: whether counts must be whole numbers, as in a table that someone brought; searches
+            and continuous ranges ask between them.
     """
     read = read_columns(frame, fields_of_table(frame))
     frame = read.frame
@@ -85,7 +91,7 @@ def parse_ops(frame: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
     for (name, dtype), rows in good.groupby([names[good.index], dtypes[good.index]], sort=False):
         for at, text in _by_text(frame, rows.to_numpy(), str(name), str(dtype), problem):
             try:
-                part = _part(frame, at, str(name), str(dtype), text, device, labels, problem)
+                part = _part(frame, at, str(name), str(dtype), text, device, labels, problem, whole)
             except _MissingColumn:
                 raise
             except InputError as error:
@@ -144,7 +150,7 @@ def _words(frame: pd.DataFrame, name: str, at: np.ndarray) -> np.ndarray:
 
 def _part(
     frame: pd.DataFrame, at: np.ndarray, name: str, dtype: str, text: Mapping[str, str],
-    device: DeviceSpec, labels: Mapping[str, np.ndarray], problem: np.ndarray,
+    device: DeviceSpec, labels: Mapping[str, np.ndarray], problem: np.ndarray, whole: bool,
 ) -> OpRows:  # fmt: skip
     cls, fixed = op_by_name(name)
     columns = columns_of(cls)
@@ -163,18 +169,24 @@ def _part(
         cells = frame[dimension].iloc[at]
         values = _numbers(cells, dimension)
         if dimension in columns.optional:
-            empty = cells.isna().to_numpy()
-            if not pd.api.types.is_numeric_dtype(cells):
-                empty = empty | (cells.map(str).map(str.strip) == "").to_numpy()
+            empty = _empty(cells)
             values = np.where(empty, _default(columns, dimension, labels, at), values)
         zero_allowed = dimension in columns.zero_allowed
         wrong = ~((values >= 0 if zero_allowed else values > 0) & (values <= LARGEST_SIZE))
+        field = op_fields()[dimension]
+        most = LARGEST_SIZE if field.most is None else field.most
         expected = f"a number {'of at least zero' if zero_allowed else 'above zero'}"
-        if op_fields()[dimension].kind == "flag":
+        if field.kind == "flag":
             expected = f"{YES} or {NO}, or {expected}"
         expected = f"{name}: {dimension} must be {expected} and at most {LARGEST_SIZE:g}"
-        for i in np.flatnonzero(wrong & good):
-            problem[at[i]] = f"{expected}, got {cells.iloc[i]}"
+        _refuse(wrong & good, expected, cells, at, problem)
+        if whole:
+            odd, must = {
+                "whole": (values % 1 != 0, "a whole number"),
+                "flag": (values > 1, f"{YES} or {NO}"),
+            }.get(field.kind, (values > most, f"at most {most:g}"))
+            _refuse(odd & good & ~wrong, f"{name}: {dimension} must be {must}", cells, at, problem)
+            wrong |= odd
         good &= ~wrong
         sizes[dimension] = values
     op = cls(dtype, **{key: value[good] for key, value in sizes.items()}, **fixed, **text)
@@ -183,7 +195,14 @@ def _part(
     counts = {name: np.asarray(value, np.float64) for name, value in vars(op.work()).items()}
     work = Work(**{name: np.broadcast_to(value, (len(here),)) for name, value in counts.items()})
     if "reuse_bytes" in frame.columns:
-        reuse = pd.to_numeric(frame["reuse_bytes"].iloc[here], errors="coerce").to_numpy(np.float64)
+        cells = frame["reuse_bytes"].iloc[here]
+        reuse = real_numbers(cells)
+        bad = ~_empty(cells) & ~(reuse >= 0)
+        if bad.any():
+            expected = f"{name}: reuse_bytes must be a number of at least zero"
+            _refuse(bad, expected, cells, here, problem)
+            keep = here[~bad]
+            return _part(frame, keep, name, dtype, text, device, labels, problem, whole)
         work = dataclasses.replace(work, reuse_bytes=np.where(reuse > 0, reuse, work.reuse_bytes))
     large = (work.flops > LARGEST_WORK) | (work.bytes > LARGEST_WORK)
     too_large = f"more than {LARGEST_WORK:g} flops or bytes in one op"
@@ -191,10 +210,27 @@ def _part(
         wrong = np.broadcast_to(np.asarray(broken), (len(here),))
         if wrong.any():
             problem[here[wrong]] = f"{name}: {why}; check the sizes"
-            return _part(frame, here[~wrong], name, dtype, text, device, labels, problem)
+            keep = here[~wrong]
+            return _part(frame, keep, name, dtype, text, device, labels, problem, whole)
     group = np.broadcast_to(np.asarray(op.group_index(), np.int32), (len(here),))
     own = {label: words[here] for label, words in labels.items()}
     return OpRows(here, op, work, group, peak, own, name)
+
+
+def _empty(cells: pd.Series) -> np.ndarray:
+    """Whether each cell [n] says nothing."""
+    empty = cells.isna().to_numpy(bool)
+    if pd.api.types.is_numeric_dtype(cells):
+        return empty
+    return empty | (cells.map(str).map(str.strip) == "").to_numpy(bool)
+
+
+def _refuse(
+    wrong: np.ndarray, expected: str, cells: pd.Series, at: np.ndarray, problem: np.ndarray
+) -> None:
+    """Say of rows `at` [n] that are wrong [n] what was expected of their cells [n]."""
+    for i in np.flatnonzero(wrong):
+        problem[at[i]] = f"{expected}, got {cells.iloc[i]}"
 
 
 def _numbers(column: pd.Series, dimension: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,12 @@ def _run(said: Mapping[str, Any]) -> TrainingRun:
         raise InputError(f"expected {lacking[0]} with step_time_s in a row of a run, got none")
     more = {name: said[name] for name in _OF_STEP if name in said}
     step = given_step(said["step_time_s"], said["n_gpus"], device=said.get("gpu"), **more)
-    return training_run(step, said["steps"], settings)
+    found = training_run(step, said["steps"], settings)
+    of_plans = set(said) & {*fields_of("plans").by_name} - {"n_gpus", "gpu", "id"}
+    if not of_plans:
+        return found
+    unread = f"not read with step_time_s: {', '.join(sorted(of_plans))}"
+    return dataclasses.replace(found, notes=(*found.notes, unread))
 
 
 def _columns(found: TrainingRun) -> dict[str, Any]:

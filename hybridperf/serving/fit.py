@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from hybridperf.io import InputError, OldFile, read_json, undamaged, write_json
+from hybridperf.io import InputError, OldFile, check_seconds, read_json, undamaged, write_json
 from hybridperf.model.serving_effects import (
     BELIEFS,
     NAMES,
@@ -175,6 +175,9 @@ def fitted(rows: Served, measured: Mapping[str, np.ndarray]) -> ServingFit:
             " predicted; their notes under `hybridperf serve ROWS` say why"
         )
     loads = rows.loads.part(use)
+    usual = loads.latency(effects_of(logs_of(believed_effects(mine))))
+    for name in TARGETS:
+        check_seconds(measured[name][use], getattr(usual, name), getattr(usual, name), name)
     logs = {name: np.log(measured[name][use]) for name in TARGETS}
     kinds = np.array([kind_of(row) for row in mine])
     effects: dict[str, np.ndarray] = {}

@@ -304,7 +304,21 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     }  # fmt: skip
     if machine.note:
         notes.append(machine.note)
+    if unread := _unread(values, apart="prefill" in found, experts=bool(shape.experts)):
+        notes.append(f"not read in such a row: {', '.join(unread)}")
     return ServedRow(engine=engine, notes=tuple(notes), **found)
+
+
+def _unread(values: Mapping[str, Any], *, apart: bool, experts: bool) -> list[str]:
+    """What a row says that changes nothing: of workers where one engine does all, of experts where
+    there are none, a second number of clients.
+    """
+    found = [one for one in values if not apart and one.startswith(("prefill_", "decode_"))]
+    if not experts:
+        found += [one for one in values if one.startswith("moe_") and values[one] not in (0, 1)]
+    if values.get("batch_size", values["concurrency"]) != values["concurrency"]:
+        found.append("batch_size")
+    return found
 
 
 def _release(values: Mapping[str, Any], framework: str, notes: list[str]) -> str:

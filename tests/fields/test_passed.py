@@ -152,3 +152,22 @@ def test_frames_say_what_they_do_not_read_and_keep_what_is_the_users(question: s
     assert again.columns.tolist() == found.columns.tolist()
     assert again["given_note"].tolist() == ["mine"]
     assert not as_given(frame, ("farbe", "low_s")).equals(found)
+
+
+@pytest.mark.parametrize(
+    ("question", "more", "said"),
+    [
+        ("ops", {"device": "a100_sxm4_80g"}, "the row is of another device"),
+        ("serve", {"system": "h100_sxm", "gpu": "a100_sxm4_80g"}, "not read: gpu"),
+        ("serve", {"prefill_tp_size": 2, "moe_ep_size": 4}, "prefill_tp_size, moe_ep_size"),
+        ("serve", {"batch_size": 99}, "not read in such a row: batch_size"),
+        ("collectives", {"topk": 4}, "topk is read of dispatch and combine alone"),
+        ("runs", {"step_time_s": 1, "steps": 1e4, "pp": 2}, "not read with step_time_s: pp"),
+    ],
+)  # fmt: skip
+def test_what_a_row_says_in_vain_is_said(question: str, more: dict, said: str) -> None:
+    row = _ROWS[question] | more
+    for name in ("model", "system", "tokens", "global_batch") if "step_time_s" in more else ():
+        row.pop(name)
+    found = ASKED[question](pd.DataFrame([row]))
+    assert said in "; ".join([*found.attrs["remarks"], found["note"].iloc[0]])

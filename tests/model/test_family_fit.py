@@ -311,12 +311,14 @@ def test_a_model_prices_what_it_has_not_measured_as_its_saved_one_does(tmp_path:
     assert left_out.references is None  # devices that a prior leaves out stay left out
 
 
-def test_times_of_another_unit_are_remarked_on(prior: Prior, cold: PerfModel) -> None:
+def test_times_of_another_unit_are_refused(prior: Prior, cold: PerfModel) -> None:
     large = pd.DataFrame({"op": "gemm", "dtype": "bf16", "m": 8192, "n": 8192, "k": [4096, 8192]})
     large["time_s"] = cold.predict_ops(large)["predicted_s"]
-    assert fit(large, NEW, prior=prior)[1].not_seconds() == ""
-    in_us = large.assign(time_s=large["time_s"] * 1e6)
-    assert "time_s is taken for seconds" in fit(in_us, NEW, prior=prior)[1].not_seconds()
+    fit(large, NEW, prior=prior)
+    for times, said in {1e6: "microseconds", 1e3: "milliseconds", 1e-3: "times shorter"}.items():
+        other = large.assign(time_s=large["time_s"] * times)
+        with pytest.raises(InputError, match=f"expected seconds in time_s, .*{said}"):
+            fit(other, NEW, prior=prior)
 
 
 def test_a_new_implementation_is_fitted_beside_the_known(prior: Prior) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from hybridperf.hardware import DeviceSpec
-from hybridperf.io import InputError, plain, write_json, write_table
+from hybridperf.io import InputError, check_seconds, plain, write_json, write_table
 from hybridperf.io.provenance import origin
 from hybridperf.learning.inputs import Box
 from hybridperf.learning.prior import Adapted, FamilyPrior
@@ -52,8 +52,9 @@ from hybridperf.ops.roofline import RooflineKnobs
 COVERAGE = 0.9
 LEAST_ROWS_FOR_INTERVAL = 20
 REPORT_SCHEMA_VERSION = 1
-# no kernel of such a length was met that takes as many times its roofline: times of another unit
-_LONG_S, _MOST_OVER_ROOFLINE = 1e-5, 300.0
+# a kernel takes no longer by itself than the first, no kernel was met that takes the second times
+# longer than the longer of that and its roofline
+_SHORT_S, _MOST_OVER_ROOFLINE = 1e-5, 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,17 +71,6 @@ class FitReport:
     dropped: Mapping[str, int]  # rows not fitted to, by reason
     # ops of which the roofline times one constant was kept: nearer to rows held out than the fit
     kept: tuple[str, ...] = ()
-
-    def not_seconds(self) -> str:
-        """A remark on times that look like micro- or milliseconds; "" where they do not."""
-        long = self.held_out["roofline_s"] >= _LONG_S
-        ratio = (self.held_out["measured_s"] / self.held_out["roofline_s"])[long].median()
-        if not ratio > _MOST_OVER_ROOFLINE:
-            return ""
-        return (
-            f"time_s is taken for seconds: the median of rows of 10 us or more takes {ratio:,.0f}"
-            " times the datasheet's roofline; if these are milli- or microseconds, divide them"
-        )
 
     def summary(self) -> dict[str, Any]:
         """Plain numbers for a JSON file."""
@@ -123,12 +113,15 @@ def fit(
     device = fit_rows.named_device(device, measurements)
     provenance = {**origin(measurements), **(provenance or {})}
     known = prior_for(prior, device, measurements)
-    usable, dropped = None, dict[str, int]()
+    usable, parsed, dropped = None, None, dict[str, int]()
     if measurements is not None:
         usable, dropped = fit_rows.usable_rows(measurements, device)
+        parsed = fit_rows.parse_measured(usable, device)
+        roofline_s = PerfModel.datasheet(device).predict_ops(usable)["roofline_s"].to_numpy()
+        most_s = _MOST_OVER_ROOFLINE * np.maximum(roofline_s, _SHORT_S)
+        check_seconds(usable["time_s"].to_numpy(float), roofline_s, most_s, "time_s")
     rest, fits = usable, dict[str, FamilyFit]()
     if known is not None and device.kind != "cpu":
-        parsed = None if usable is None else fit_rows.parse_measured(usable, device)
         time_s = np.zeros(0) if usable is None else usable["time_s"].to_numpy(np.float64)
         fits, left = family_fit.adapt_families(known, parsed, time_s, device)
         rest = None if usable is None else usable.iloc[left]

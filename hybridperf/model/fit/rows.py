@@ -10,7 +10,9 @@ import jax
 import numpy as np
 import pandas as pd
 
+from hybridperf.fields import fields_of
 from hybridperf.fields.columns import read_whole
+from hybridperf.fields.registry import YES
 from hybridperf.hardware import DeviceSpec, load_device, this_cpu
 from hybridperf.io import InputError, positive_column, require_columns
 from hybridperf.learning.inputs import Inputs, concatenate, inputs_of
@@ -72,7 +74,7 @@ def read_measurements(rows: pd.DataFrame, device: DeviceSpec) -> MeasuredOps:
 
 def parse_measured(rows: pd.DataFrame, device: DeviceSpec) -> ParsedOps:
     """Every row as an op; `InputError` naming the first that cannot be read."""
-    parsed = parse_ops(rows, device)
+    parsed = parse_ops(rows, device, whole=True)
     bad = np.flatnonzero(parsed.problem.astype(bool))
     if len(bad):
         raise InputError(
@@ -102,8 +104,7 @@ def usable_rows(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, 
     flags = {"throttled": "thermally throttled", "unreliable": "mostly call overhead"}
     for column, reason in flags.items():
         if column in frame.columns:
-            flag = pd.to_numeric(frame[column], errors="coerce").fillna(0).to_numpy()
-            drop(flag == 1, reason)
+            drop(_flagged(frame[column]), reason)
     # rows of a measurement plan; elsewhere an empty time is a slip
     if "expected_s" in frame.columns:
         drop((frame["time_s"].isna() & frame["expected_s"].notna()).to_numpy(), NOT_MEASURED)
@@ -121,6 +122,13 @@ def usable_rows(frame: pd.DataFrame, device: DeviceSpec) -> tuple[pd.DataFrame, 
         )
     positive_column(rows, "time_s", "fitting")
     return rows, dropped
+
+
+def _flagged(column: pd.Series) -> np.ndarray:
+    """Whether each cell [N] of a flag says yes; `InputError` for one that says neither."""
+    codes, words = pd.factorize(column)
+    field = fields_of("ops")[str(column.name)]
+    return np.array([*(field.word(str(word)) == YES for word in words), False])[codes]
 
 
 def deal_folds(group: np.ndarray) -> np.ndarray:
