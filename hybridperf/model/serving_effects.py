@@ -22,6 +22,7 @@ import numpy as np
 from hybridperf.fields.frameworks import release_number
 from hybridperf.hardware import DeviceSpec, Host
 from hybridperf.hardware.power import has_gddr
+from hybridperf.hardware.specs import architecture
 from hybridperf.model.adapted_steps import launch_s
 from hybridperf.model.step_effects import LAUNCH_S, SHIPPED, beliefs_of, effect
 from hybridperf.ops.frameworks import serving_framework, serving_frameworks
@@ -104,7 +105,9 @@ def believed(
     """
     if release is None:
         release = serving_framework(framework).release()
-    memory = "" if device is None else "gddr" if has_gddr(device) else "hbm"
+    memory = ""  # of GPUs of an architecture that is described: others' share it with processors
+    if device is not None and architecture(device.arch):
+        memory = "gddr" if has_gddr(device) else "hbm"
     known = [one for one in KNOWN if one["framework"] == framework
              and one["memory"] in ("", memory)
              and release_number(one["since"]) <= release_number(release)]  # fmt: skip

@@ -71,6 +71,12 @@ SCHEMES = {
     "q4_0": Scheme(18 / 32, like="int4_wo"),
     "q3_k": Scheme(110 / 256, like="int4_wo"),
     "q2_k": Scheme(84 / 256, like="int4_wo"),
+    # mixes of these in one file, in the mean of a Llama 2 7B (its examples/quantize/README.md)
+    "q5_k_m": Scheme(5.68 / 8, like="int4_wo"),
+    "q5_k_s": Scheme(5.52 / 8, like="int4_wo"),
+    "q4_k_m": Scheme(4.84 / 8, like="int4_wo"),
+    "q4_k_s": Scheme(4.58 / 8, like="int4_wo"),
+    "q3_k_m": Scheme(3.91 / 8, like="int4_wo"),
     # smooth quantisation: int8 activations come from the op before
     "sq": Scheme(1.0, arithmetic="int8", incoming_bytes=1.0),
 }

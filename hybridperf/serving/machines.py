@@ -95,10 +95,10 @@ def known_names() -> dict[str, Any]:
 
 @functools.cache
 def _loaded(model: str, system: str, per_node: int) -> PerfModel:
-    from hybridperf.collectives.model import load_collectives
+    from hybridperf.collectives.fit import collectives_by_name
     from hybridperf.model import model_or_datasheet
 
-    links = load_collectives(system)
+    links = collectives_by_name(system)
     if per_node:
         links = dataclasses.replace(links, system=links.system.racked(per_node))
     return model_or_datasheet(model).with_collectives(links)

@@ -143,7 +143,7 @@ def understood(frame: pd.DataFrame) -> list[ServedRow]:
     read = read_columns(frame, "serve")
     kinds, sizes = _kinds(read.frame), _plain_sizes(read.frame)
     plain = np.isfinite(sizes).all(1)
-    plain &= [not has_settings(*lengths) for lengths in sizes[:, 1:].tolist()]
+    plain &= ~np.array([has_settings(*lengths) for lengths in sizes[:, 1:].tolist()], bool)
     plain[[*read.refused]] = False
     firsts = np.flatnonzero(plain)[np.unique(kinds[plain], return_index=True)[1]]
     alike: dict[int, tuple[ServedRow, float]] = {}  # and the longest sequence, by kind
@@ -495,7 +495,7 @@ def _schemes(
             "w4a8_mxfp4_mxfp8" if machine.spec.tensor_memory else "w4a16_mxfp4",
         )
     else:
-        own = habits.get("schemes", {})
+        own = {**serving_framework(framework).formats, **habits.get("schemes", {})}
         gemm, experts = own.get(gemm, gemm), own.get(experts, experts)
         if gemm in habits.get("experts_alone", ()):
             attention = "bfloat16"

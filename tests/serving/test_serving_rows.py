@@ -71,6 +71,7 @@ def test_rows_of_one_table_say_what_each_says_by_itself() -> None:
     alone = [understood(table(one))[0] for one in told]
     assert together == alone
     assert len({row.refused for row in together}) > 5
+    assert understood(table(*told).iloc[:0]) == []
 
 
 @pytest.mark.parametrize("tp", [12, 28, 36, 72])

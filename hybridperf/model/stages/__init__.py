@@ -27,7 +27,12 @@ from hybridperf.model.stages.closed import (
     rooflines,
 )
 from hybridperf.model.stages.family import by_usual, told_of
-from hybridperf.model.stages.kernel import by_attention_kernel, by_operands, by_variant
+from hybridperf.model.stages.kernel import (
+    by_attention_kernel,
+    by_operands,
+    by_streaming,
+    by_variant,
+)
 from hybridperf.model.stages.step import NOTHING_S, Machine, Priced, Stage, Step
 from hybridperf.model.stages.who import Who, as_measured, who
 
@@ -36,7 +41,7 @@ SAYS: Mapping[Who, Stage] = {
     Who.USUAL: by_usual, Who.BORROWED: by_others,
 }  # fmt: skip
 CHANGES: tuple[Stage, ...] = (
-    by_attention_kernel, by_variant, by_operands, by_varied_knobs,
+    by_attention_kernel, by_variant, by_streaming, by_operands, by_varied_knobs,
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridperf.hardware import DeviceSpec
+from hybridperf.hardware import LEVELS, DeviceSpec
 from hybridperf.io import closest, shipped_toml
 from hybridperf.io.namespace import Array, array_module, put
 from hybridperf.io.numbers import NINE_OF_TEN
@@ -33,7 +33,7 @@ from hybridperf.model.families import (
     with_slots,
 )
 from hybridperf.model.sources import Code, Source
-from hybridperf.model.stages.step import Machine, Step
+from hybridperf.model.stages.step import NOTHING_S, Machine, Step
 from hybridperf.model.stages.who import SINGLE, Who, who
 from hybridperf.ops import Quantise
 from hybridperf.ops.quantise import SCHEMES, measured_scheme
@@ -81,7 +81,7 @@ def by_family(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
     return [
         Step("form", told.closed_log_s - log_s, source, variance, variance, outside),
         Step("learned", told.log_s - told.closed_log_s, source),
-        *_bounds(batch, adapted, told.log_s, log_s, outside, xp),
+        *_bounds(batch, machine, adapted, told.log_s, log_s, outside, xp),
         *_coarser(batch, machine, told.log_s, xp),
         *_apart(batch, machine, told.log_s, xp, source),
     ]
@@ -99,10 +99,11 @@ def by_usual(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[
 
 
 def _bounds(
-    batch: Batch, adapted: Adapted, log_s: Array, least: Array, outside: Array, xp: Any
-) -> Sequence[Step]:
+    batch: Batch, machine: Machine, adapted: Adapted, log_s: Array, least: Array, outside: Array,
+    xp: Any,
+) -> Sequence[Step]:  # fmt: skip
     """Outside what was measured no less than the datasheet's seconds and no more than kernels of a
-    family take; without rows never less, but of what a cache may hold.
+    family take; without rows never less, but of what a cache may hold, and that is its size.
     """
     quantised = bool(getattr(batch.op, "quant", ""))
     most = _MOST.get(batch.family, {}).get(quantised)
@@ -114,8 +115,11 @@ def _bounds(
     bound = xp.where(beyond, bound, log_s)
     if batch.family in _FROM_CACHE:
         least = -np.inf
-    elif adapted.rows:  # what was measured may come from a cache
-        least = xp.where(beyond, least, -np.inf)
+    elif adapted.rows:  # what was measured may come from a cache, as much of it as that holds
+        numbers = machine.numbers
+        passing = batch.whole(batch.work.bytes) - numbers.level_bytes[LEVELS.index("l2")]
+        passing_s = xp.maximum(passing, 0.0) / numbers.memory_bytes_per_s
+        least = xp.where(beyond, least, xp.log(passing_s + NOTHING_S))
     return [Step("bound", xp.maximum(bound, least) - log_s, Source(Code.DATASHEET, batch.group))]
 
 

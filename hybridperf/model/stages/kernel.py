@@ -3,6 +3,7 @@
 law          attention by what a kernel took that this project measured
 published    attention at the share of the peak that its authors publish, over the measured one
 variant      products of groups and of scans by kernels of their own
+streamed     of few rows with weights alone narrow, by kernels that read these as they come
 operands     beside it, what products and convolutions take whose operands lie badly
 """
 
@@ -22,7 +23,7 @@ from hybridperf.model.stages.family import kernel_tables
 from hybridperf.model.stages.step import Machine, Priced, Step
 from hybridperf.model.stages.who import goes_by_form, is_measured
 from hybridperf.ops import OpCall, PrefillAttention, attention_kernels, operand_order
-from hybridperf.ops.quantise import scheme_dtype
+from hybridperf.ops.quantise import SCHEMES, scheme_dtype
 from hybridperf.ops.scores import ScoreGpu, library_of, library_s
 
 
@@ -63,6 +64,24 @@ def by_variant(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequenc
     source = Source(Code.BELIEF, batch.variant, assumed=known["source"])
     variance = known["width"] ** 2
     return [Step("variant", factor, source, variance, variance)]
+
+
+def by_streaming(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence[Step]:
+    """Products of few rows, whose weights alone are narrow, by a framework's kernels that read
+    these as they come (`[streams]` of `kernels.toml`): a start, and a share of the bandwidth.
+    """
+    known, op = kernel_tables()["streams"], batch.op
+    scheme = SCHEMES.get(getattr(op, "quant", ""))
+    if batch.framework not in known["frameworks"] or scheme is None or op.group != "gemm":
+        return []
+    if scheme.arithmetic or scheme.weight_bytes >= scheme.incoming_bytes:
+        return []
+    read_s = batch.whole(batch.work.bytes) / (known["share"] * machine.numbers.memory_bytes_per_s)
+    streamed = xp.where(
+        batch.size("m") <= known["rows"], xp.log(known["start_s"] + read_s) - log_s, 0.0
+    )
+    source = Source(Code.BELIEF, batch.group, assumed=known["source"])
+    return [Step("streamed", streamed, source)]
 
 
 def multiplied_more(batch: Batch, priced: Priced) -> float:

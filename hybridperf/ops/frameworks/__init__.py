@@ -55,6 +55,7 @@ class ServingFramework(Spec):
     # share of an answer's tokens that a slot holds in the mean: half where blocks are taken as they
     # are needed, more where the scheduler takes them ahead
     reserved: float = 0.5
+    formats: Mapping[str, str] = {}  # schemes of weights that it keeps otherwise
     narrows_before: bool = False  # ops before a product write what it multiplies
     rotates_inside: bool = False  # attention rotates keys and queries and fills the cache
     norms_as_it_sums: bool = False  # an all-reduce does the norm after it
