@@ -129,3 +129,25 @@ def test_kernels_of_groups_take_no_less_than_their_arithmetic():
         assert (fused_s <= plain_s * (1 + 1e-9)).all()
         assert (fused_s >= flops / model.device.peak("fp8", "matrix") * (1 - 1e-9)).all()
     assert seconds(measured, ops, variant="fused_experts")[0] < 0.9 * seconds(measured, ops)[0]
+
+
+@pytest.mark.parametrize("quant", ["", "int4_wo", "int8_wo", "fp8"])
+def test_a_cache_keeps_what_it_holds_of_a_product(quant):
+    """The L40S' tables repeat products of up to 96 MB from its cache; it has none of int4."""
+    card = load_model("l40s")
+    op = Gemm("bf16", 1.0, 57344.0, 8192.0, quant=quant)
+    passing = op.work().bytes - card.device.l2_bytes
+    (took_s,) = seconds(card, [op])
+    assert took_s >= passing / card.device.memory_bytes_per_s * (1 - 1e-9)
+
+
+def test_frameworks_that_stream_narrow_weights_take_their_bytes():
+    """Whatever the card's tables say of other kernels; with many rows these count."""
+    known = kernel_tables()["streams"]
+    card, (framework, *_) = load_model("rtx_4090"), known["frameworks"]
+    op = Gemm("bf16", 1.0, 28672.0, 8192.0, quant="q4_k_m")
+    (took_s,) = seconds(card, [op], framework=framework)
+    read_s = op.work().bytes / (known["share"] * card.device.memory_bytes_per_s)
+    assert took_s == pytest.approx(known["start_s"] + read_s)
+    many = [Gemm("bf16", 4096.0, 28672.0, 8192.0, quant="q4_k_m")]
+    assert seconds(card, many, framework=framework) == seconds(card, many)
