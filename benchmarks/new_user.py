@@ -113,6 +113,11 @@ TASKS = (
          "hybridperf sweep grid.toml --out grid_by_spec.parquet --top 5",
          ("grid_by_spec.parquet", "grid.csv"), ".parquet",
          ("grid_by_spec.parquet", "grid_by_spec.top.csv")),
+    Task("a grid of training steps", _TUTORIALS + "grids.md",
+         "hybridperf sweep steps --model llama3-70b --gpu h100_sxm,b200_sxm --gpus 256..1024"
+         " --tp 2,4,8 --pp 1,2,4,8 --global-batch 1024 --where \"fits == 1\""
+         " --out by_command.parquet --top 3",
+         ("--tp 2,4,8", "--tpp 2,4,8"), "did you mean", ("by_command.parquet",)),
 )  # fmt: skip
 
 
