@@ -132,7 +132,8 @@ def prepared(task: Task, folder: Path) -> str:
     before = page[: page.index(task.command)]
     blocks = [part.partition("```")[0] for part in before.split("```python\n")[1:]]
     made = folder / f"{Path(task.page).stem}.made"
-    todo = blocks[len(made.read_text()) if made.exists() else 0 :]
+    done_before = len(made.read_text()) if made.exists() else 0
+    todo = blocks[done_before:]
     if not task.slow:  # no other task needs this machine measured
         todo = [block for block in todo if "hp.calibrate(" not in block]
     if todo and task.page != "README.md":  # those of the README make no file
@@ -140,7 +141,7 @@ def prepared(task: Task, folder: Path) -> str:
         done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True)
         if done.returncode:
             return f"Python of {task.page}: {done.stderr.decode()[-200:]}"
-    made.write_text("." * len(blocks))
+    made.write_text("." * max(done_before, len(blocks)))
     return ""
 
 
