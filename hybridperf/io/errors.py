@@ -59,10 +59,14 @@ def undamaged(path: str | os.PathLike, mend: str) -> Iterator[None]:
         raise InputError(f"{path} is damaged ({first_line(error)}); {mend}") from error
 
 
-@functools.lru_cache(65536)
-def plain(name: str) -> str:
+def plain(name: object) -> str:
     """In lower case, other characters as one underscore: what names are compared by."""
-    return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_")
+    return _plain(str(name))
+
+
+@functools.lru_cache(65536)
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 def unknown(what: str, name: str, known: Iterable[str], where: str) -> InputError:

@@ -131,8 +131,8 @@ def test_an_op_of_one_file_in_a_table_and_a_graph(stencil: ModuleType) -> None:
 
 
 def test_an_op_of_one_file_is_fitted_and_has_gradients(stencil: ModuleType, tmp_path: Path) -> None:
-    sizes = 2.0 ** np.random.default_rng(0).uniform(4, 14, 60)
-    frame = stencils(sizes)
+    sizes = np.round(2.0 ** np.random.default_rng(0).uniform(4, 14, 60))
+    frame = stencils(sizes, cols=np.full(60, 900.0))  # what was measured has whole sizes
     bare = PerfModel(H100, neutral_knobs()).predict_ops(frame)["predicted_s"]
     fit(frame.assign(time_s=4e-6 + bare / 0.6), H100, prior="none")[0].save(tmp_path / "fitted")
     model = load_model(tmp_path / "fitted")

@@ -78,11 +78,12 @@ def test_slopes_are_finite_differences() -> None:
 def rows_of(matrices: int) -> pd.DataFrame:
     rng, each = np.random.default_rng(1), []
     for at in range(matrices):
-        size, degree = 10 ** rng.uniform(4, 6), 10 ** rng.uniform(0.5, 2)
+        size, degree = np.round(10 ** rng.uniform(4, 6)), 10 ** rng.uniform(0.5, 2)
+        entries, most = np.round([size * degree, 3 * degree])
         for n in (64.0, 128.0, 256.0):
             each.append({
-                "op": "spmm", "dtype": "fp32", "rows": size, "cols": size, "nnz": size * degree,
-                "n": n, "cv_degree": 0.1 * at, "max_degree": 3 * degree, "kernel": "cusparse",
+                "op": "spmm", "dtype": "fp32", "rows": size, "cols": size, "nnz": entries,
+                "n": n, "cv_degree": 0.1 * at, "max_degree": most, "kernel": "cusparse",
             })  # fmt: skip
     return pd.DataFrame(each)
 
