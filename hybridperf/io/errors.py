@@ -36,7 +36,7 @@ class OldFile(UserWarning):
 def closest(name: str, known: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"` for the known name nearest to `name`, or the empty string."""
     names = {plain(one): one for one in reversed(list(known))}  # of two that are alike the first
-    match = difflib.get_close_matches(plain(name), filter(None, names), n=1)
+    match = difflib.get_close_matches(plain(str(name)), filter(None, names), n=1)
     return f" (did you mean {names[match[0]]!r}?)" if match else ""
 
 
@@ -59,14 +59,10 @@ def undamaged(path: str | os.PathLike, mend: str) -> Iterator[None]:
         raise InputError(f"{path} is damaged ({first_line(error)}); {mend}") from error
 
 
-def plain(name: object) -> str:
-    """In lower case, other characters as one underscore: what names are compared by."""
-    return _plain(str(name))
-
-
 @functools.lru_cache(65536)
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+def plain(name: str) -> str:
+    """In lower case, other characters as one underscore: what names are compared by."""
+    return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_")
 
 
 def unknown(what: str, name: str, known: Iterable[str], where: str) -> InputError:

@@ -117,7 +117,7 @@ def _bounds(
         least = -np.inf
     elif adapted.rows:  # what was measured may come from a cache, as much of it as that holds
         numbers = machine.numbers
-        passing = batch.whole(batch.work.bytes) - numbers.level_bytes[LEVELS.index("l2")]
+        passing = batch.part.work.bytes - numbers.level_bytes[LEVELS.index("l2")]
         passing_s = xp.maximum(passing, 0.0) / numbers.memory_bytes_per_s
         least = xp.where(beyond, least, xp.log(passing_s + NOTHING_S))
     return [Step("bound", xp.maximum(bound, least) - log_s, Source(Code.DATASHEET, batch.group))]

@@ -70,11 +70,14 @@ def by_streaming(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Seque
     """Products of few rows, whose weights alone are narrow, by a framework's kernels that read
     these as they come (`[streams]` of `kernels.toml`): a start, and a share of the bandwidth.
     """
-    known, op = kernel_tables()["streams"], batch.op
-    scheme = SCHEMES.get(getattr(op, "quant", ""))
-    if batch.framework not in known["frameworks"] or scheme is None or op.group != "gemm":
+    known = kernel_tables()["streams"]
+    if batch.framework not in known["frameworks"]:
         return []
-    if scheme.arithmetic or scheme.weight_bytes >= scheme.incoming_bytes:
+    op = batch.op
+    scheme = SCHEMES.get(getattr(op, "quant", ""))
+    if op.group != "gemm" or scheme is None or scheme.arithmetic:
+        return []
+    if scheme.weight_bytes >= scheme.incoming_bytes:
         return []
     read_s = batch.whole(batch.work.bytes) / (known["share"] * machine.numbers.memory_bytes_per_s)
     streamed = xp.where(
