@@ -2,6 +2,7 @@
 input narrow.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -149,5 +150,12 @@ def test_frameworks_that_stream_narrow_weights_take_their_bytes():
     (took_s,) = seconds(card, [op], framework=framework)
     read_s = op.work().bytes / (known["share"] * card.device.memory_bytes_per_s)
     assert took_s == pytest.approx(known["start_s"] + read_s)
+    columns = {"op": "gemm", "dtype": "bf16", "quant": "q4_k_m", "m": 1, "n": 28672, "k": 8192}
+    rows = pd.DataFrame([{**columns, "framework": framework}])
+    assert card.predict_ops(rows)["predicted_s"][0] == pytest.approx(took_s)
     many = [Gemm("bf16", 4096.0, 28672.0, 8192.0, quant="q4_k_m")]
     assert seconds(card, many, framework=framework) == seconds(card, many)
+    sizes = (1.0, 8.0, 32.0, 33.0, 64.0, 256.0, 4096.0)
+    quick = load_model("l40s")  # whose tables have other kernels quicker
+    took_s = seconds(quick, [dataclasses.replace(op, m=m) for m in sizes], framework=framework)
+    assert (np.diff(took_s) >= 0).all()

@@ -71,7 +71,10 @@ def by_streaming(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Seque
     these as they come (`[streams]` of `kernels.toml`): a start, and a share of the bandwidth.
     """
     known = kernel_tables()["streams"]
-    if batch.framework not in known["frameworks"]:
+    # a call names its framework, each row of a table its own
+    named = batch.framework or batch.part.labels.get("framework", "")
+    here = np.isin(named, known["frameworks"])
+    if not here.any():
         return []
     op = batch.op
     scheme = SCHEMES.get(getattr(op, "quant", ""))
@@ -80,9 +83,10 @@ def by_streaming(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Seque
     if scheme.weight_bytes >= scheme.incoming_bytes:
         return []
     read_s = batch.whole(batch.work.bytes) / (known["share"] * machine.numbers.memory_bytes_per_s)
-    streamed = xp.where(
-        batch.size("m") <= known["rows"], xp.log(known["start_s"] + read_s) - log_s, 0.0
-    )
+    by_law = xp.log(known["start_s"] + read_s) - log_s
+    # more rows are never quicker than what reading their weights takes
+    few = batch.size("m") <= known["rows"]
+    streamed = xp.where(here, xp.where(few, by_law, xp.maximum(by_law, 0.0)), 0.0)
     source = Source(Code.BELIEF, batch.group, assumed=known["source"])
     return [Step("streamed", streamed, source)]
 
