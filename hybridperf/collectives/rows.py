@@ -319,10 +319,10 @@ def _numbers_or_blank(column: pd.Series) -> np.ndarray:
 
 def joined(*columns: np.ndarray) -> np.ndarray:
     """Texts [N] of some columns, of which some are empty, joined by semicolons."""
-    table = pd.DataFrame(dict(enumerate(columns)))
-    kind = table.groupby(list(table), sort=False).ngroup()
-    texts = ["; ".join(filter(None, row)) for row in table.drop_duplicates().to_numpy()]
-    return np.array(texts, object)[kind]
+    words: dict[tuple[str, ...], str] = {}
+    for row in {*zip(*columns, strict=True)}:
+        words[row] = "; ".join(filter(None, row))
+    return np.array([words[row] for row in zip(*columns, strict=True)], object)
 
 
 def _named(spelling: str) -> tuple[str, str]:

@@ -18,7 +18,9 @@ import pandas as pd
 import pytest
 from support.headless import Browser, Tab, browser_or_skip
 from support.made_traces import made_trace
-from support.served_page import Served, asked_often, held_bytes, keep_moving, processor_s
+from support.served_page import (
+    Served, asked_often, held_bytes, keep_moving, processor_s, slowness,
+)  # fmt: skip
 
 from hybridperf.cli.ask import ask
 from hybridperf.traces.perfetto import write_traces
@@ -207,7 +209,8 @@ def test_a_move_takes_less_than_a_tenth_of_a_second(
     browser: Browser, page: Served, view: str, shown_first: str
 ) -> None:
     """Of processor time, the least of three rounds, since others may share the machine and its
-    caches; `benchmarks/bench_moves.py` has seconds of a clock.
+    caches, over how much slower than ours this machine is at Python just then;
+    `benchmarks/bench_moves.py` has seconds of a clock.
     """
     tab = opened(browser, page, view)
     wait_for(tab, f"document.querySelector('[data-name=\"{shown_first}\"]')")
@@ -220,7 +223,7 @@ def test_a_move_takes_less_than_a_tenth_of_a_second(
     while not took_s or (min(took_s) >= MOVE_S and len(took_s) < 3):
         before_s = processor_s(page)
         asked_often(tab, view, MOVES)
-        took_s.append((processor_s(page) - before_s) / MOVES)
+        took_s.append((processor_s(page) - before_s) / MOVES / slowness())
     print(f"{1e3 * min(took_s):.0f} ms of processor a move")
     assert min(took_s) < MOVE_S
     tab.close()

@@ -124,24 +124,26 @@ def differences(a: Layout, b: Layout) -> str:
 def _joint(plan: RankedLayouts, choices: list[Choice]) -> tuple[np.ndarray, np.ndarray]:
     """Of n layouts: log seconds [n], their covariance [n, n]; the same machine for all."""
     adapted = plan.setup.adapted
-    log_s, slopes, cells, by_block, shared = [], [], [], [], []
-    for choice in choices:
-        case = plan.cases[choice.case]
-        columns, at = case.columns, np.array([choice.at])
-        cell, f = columns.cells[columns.cell[at]], columns.features(at)
-        widths = unmeasured_of(plan.config(choice), case.setup.prices).widths
-        value, by_theta, by_blocks = adapt.slopes(f, adapted.theta, adapted.of_cells(cell)[0])
-        log_s.append(value[0])
-        slopes.append(adapted.slopes_of_known(by_theta, by_blocks, cell)[0][0])
-        cells.append(cell[0])
-        by_block.append(by_blocks[:, 0])
-        shared.append(adapted.unmeasured(by_theta, widths[:, None])[:, 0])
-    a, x, b, s = np.array(slopes), np.array(cells), np.array(by_block), np.array(shared)
+    at = np.array([dataclasses.astuple(one) for one in choices])
+    found, places = [], []
+    for number, case in enumerate(plan.cases):
+        if not len(here := np.flatnonzero(at[:, 0] == number)):
+            continue
+        columns, rows = case.columns, at[here, 1]
+        cells, f = columns.cells[columns.cell[rows]], columns.features(rows)
+        configs = [plan.config(choices[one]) for one in here]
+        widths = np.stack([unmeasured_of(one, case.setup.prices).widths for one in configs], -1)
+        log_s, by_theta, by_block = adapt.slopes(f, adapted.theta, adapted.of_cells(cells)[0])
+        known = adapted.slopes_of_known(by_theta, by_block, cells)[0]
+        found.append((log_s, known, cells, by_block.T, adapted.unmeasured(by_theta, widths).T))
+        places.append(here)
+    order = np.argsort(np.concatenate(places))
+    log_s, a, x, b, s = (np.concatenate(each)[order] for each in zip(*found, strict=True))
     covariance = a @ adapted.covariance @ a.T + s @ s.T
     for block, spread in enumerate(adapted.open_spread):
         left = adapted_steps.alike_left(adapted, x, block)
         covariance = covariance + spread**2 * np.outer(b[:, block], b[:, block]) * left
-    return np.array(log_s), covariance + adapted.noise**2 * np.eye(len(a))
+    return log_s, covariance + adapted.noise**2 * np.eye(len(a))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,9 +95,8 @@ class Plan(RankedLayouts):
         that both cover), `differs` (in words).
         """
         found, best = explain.compared(self), self.best
-        at = [(self.cases[one.choice.case], np.array([one.choice.at])) for one in found]
-        frame = pd.concat([table.rows_of(self, *each) for each in at])
-        frame = frame.set_index(pd.Index([one.what for one in found]))
+        at = np.array([(one.choice.case, one.choice.at) for one in found])
+        frame = table.of_choices(self, at, pd.Index([one.what for one in found]))
         frame["layout"] = [layout_words(self.layout(one.choice)) for one in found]
         for name in ("low_s", "high_s", "chance", "overlap"):
             frame[name] = [getattr(one, name) for one in found]

@@ -31,12 +31,19 @@ _SECONDS = ("compute_s", "exposed_comm_s", "bubble_s", "host_s")
 
 def at_ranks(plan: RankedLayouts, ranks: np.ndarray) -> pd.DataFrame:
     """Layouts by rank with what each takes, one row each, indexed by rank."""
-    chosen, frames = plan.ranked[ranks], []
+    return of_choices(plan, plan.ranked[ranks], pd.Index(ranks))
+
+
+def of_choices(plan: RankedLayouts, at: np.ndarray, names: pd.Index) -> pd.DataFrame:
+    """Layouts (case, place) [N, 2] with what each takes, one row each, by name [N]."""
+    frames, places = [], []
     for number, case in enumerate(plan.cases):
-        here = chosen[:, 0] == number
-        if here.any():
-            frames.append(rows_of(plan, case, chosen[here, 1]).set_index(ranks[here]))
-    return pd.concat(frames).loc[ranks]
+        here = np.flatnonzero(at[:, 0] == number)
+        if len(here):
+            rows = at[here, 1]
+            frames.append(_table(plan, case, case.rows[rows], rows).to_pandas())
+            places.append(here)
+    return pd.concat(frames).iloc[np.argsort(np.concatenate(places))].set_index(names)
 
 
 def check_name(path: str | os.PathLike) -> Path:
@@ -85,11 +92,6 @@ def _with_shared(table: pa.Table, shared: Mapping[str, Any]) -> pa.Table:
         column = _coded(rows, [value]) if words else pa.array(_same(value, rows))
         table = table.add_column(0, name, column)
     return table
-
-
-def rows_of(plan: RankedLayouts, case: PricedSpace, at: np.ndarray) -> pd.DataFrame:
-    """PricedSpace layouts of one case with what each takes."""
-    return _table(plan, case, case.rows[at], at).to_pandas()
 
 
 def _table(
