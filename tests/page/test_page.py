@@ -19,7 +19,12 @@ import pytest
 from support.headless import Browser, Tab, browser_or_skip
 from support.made_traces import made_trace
 from support.served_page import (
-    Served, asked_often, held_bytes, keep_moving, processor_s, slowness,
+    Served,
+    asked_often,
+    held_bytes,
+    keep_moving,
+    processor_s,
+    slowness,
 )  # fmt: skip
 
 from hybridperf.cli.ask import ask
