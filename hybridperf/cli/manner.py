@@ -78,8 +78,9 @@ def _schemas(tables: Sequence[str]) -> Any:
 
 
 def with_manner(
-    command: Callable[..., Any], *, own_progress: bool, tables: Sequence[str] = ()
-) -> Callable[..., Any]:
+    command: Callable[..., Any], *, own_progress: bool, own_tables: bool,
+    tables: Sequence[str] = (),
+) -> Callable[..., Any]:  # fmt: skip
     """A command with `--json`, `--quiet` and `--verbose`; with `--schema` where it reads tables."""
 
     @functools.wraps(command)
@@ -104,7 +105,7 @@ def with_manner(
                 status = command(*args, **given) or 0
             except KeyboardInterrupt as interrupt:
                 raise Interrupted(str(interrupt)) from interrupt
-            if passed:
+            if passed and not own_tables:
                 result(not_read=[*passed])
                 print(*remark_not_read(passed))
             if given.get("html"):

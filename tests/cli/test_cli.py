@@ -632,6 +632,7 @@ def test_calibrate_killed_in_the_middle_resumes(tmp_path):
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert "softmax" in out
+    assert "not read" not in out
     assert "Where to be careful:" in out
     pictures = {path.name for path in tmp_path.iterdir() if "png" in path.name}
     assert pictures == {"fit.png", "errors.png", "roofline.png"}
