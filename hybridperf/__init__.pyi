@@ -22,6 +22,8 @@ from .engine.unlike_function import unlike_function as unlike_function
 from .engine.workload import Workload as Workload
 from .explore.crossover import Crossover as Crossover
 from .explore.crossover import sparse_crossover as sparse_crossover
+from .explore.fit_check import FitCheck as FitCheck
+from .explore.fit_check import fit_check as fit_check
 from .explore.searches.report import convergence_plot as convergence_plot
 from .explore.searches.report import search_report as search_report
 from .explore.searches.run import SearchResult as SearchResult

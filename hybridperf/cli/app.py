@@ -25,6 +25,7 @@ from hybridperf.cli.common import WORDS, add_commands, warn
 from hybridperf.cli.explore import shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrate, calibrations, demo, fit, plan_measurements
+from hybridperf.cli.fit_check import fit_check
 from hybridperf.cli.manner import Interrupted, by_task, renewed, versions
 from hybridperf.cli.page import page
 from hybridperf.cli.place import jobs, place
@@ -51,9 +52,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 add_commands(
-    app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps, serve, plan,
-    run, rl, pool, place, workers, jobs, shard, sweep, devices, systems, models, show,
-    validate, calibrations, page,
+    app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps, serve,
+    fit_check, plan, run, rl, pool, place, workers, jobs, shard, sweep, devices, systems, models,
+    show, validate, calibrations, page,
 )  # fmt: skip
 app.add_typer(trace, name="trace")
 

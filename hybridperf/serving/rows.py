@@ -35,7 +35,7 @@ from hybridperf.serving.published import (
     settings_of,
 )
 from hybridperf.workloads.serving import Deployment
-from hybridperf.workloads.transformer.zoo import load_shape
+from hybridperf.workloads.transformer.zoo import file_of, load_shape
 
 FIELDS = fields_of("serve")
 CHUNK = 8192.0  # tokens of prompts in a step at most: the usual budget of vLLM's benchmarks
@@ -538,7 +538,7 @@ def named_model(name: str) -> tuple[str, Mapping[str, Any]]:
     """(what we call a model of a published name, habits of its weights); a file of sizes as it is,
     and a name that nobody knows without who published it, for the message that refuses it.
     """
-    if name.endswith((".json", ".toml")):
+    if file_of(name) is not None:
         return name, {}
     try:
         ours = load_shape(name).name

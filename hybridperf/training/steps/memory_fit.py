@@ -19,22 +19,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-import scipy
 
 from hybridperf.io import shipped_toml
 from hybridperf.training.steps.plausibility import places_by
 from hybridperf.training.steps.rows import ResolvedRow
-from hybridperf.workloads.memory import USABLE, MemoryKnobs, memory_of
+from hybridperf.workloads.memory import USABLE, MemoryKnobs, chance_fits, memory_of
 from hybridperf.workloads.transformer import Layouts
 from hybridperf.workloads.transformer.columns import RECOMPUTE
 from hybridperf.workloads.transformer.config import Configs, TransformerConfig
 from hybridperf.workloads.transformer.framework import framework_habits
 from hybridperf.workloads.transformer.shape import busy_stages
 
-# Standard deviation of log(counted / real peak) of frameworks whose peaks nobody measured: of the
-# one framework whose peaks are known (1,562 runs) counts are 0.21 short in the mean and scatter by
-# 0.21, another's may be as far off
-_COUNTED = 0.30
 _LEAST_CHANCE = 0.05  # of fitting, below which a row is said not to
 _NAMES = tuple(field.name for field in dataclasses.fields(MemoryKnobs))
 
@@ -115,7 +110,7 @@ def failures(rows: Sequence[ResolvedRow], needed_bytes: np.ndarray) -> tuple[lis
             why[at] = f"{too_large}; {why[at]}"
             continue
         why[at] = too_large
-        chance = float(scipy.stats.norm.cdf(np.log(usable / needed) / _COUNTED))
+        chance = chance_fits(needed / usable, counted=True)
         if chance >= _LEAST_CHANCE and memory_knobs(row.framework) == MemoryKnobs():
             doubts[at] = f"a chance of {chance:.0%} to fit: no peaks of {row.framework} are known"
         if row.question.recompute_open:

@@ -5,7 +5,8 @@ A name is looked up in lower case with every run of other characters as one hyph
 and "llama3-70b" are one. Names on the Hugging Face hub may say more than sizes: whose a model is,
 that it follows instructions, its weights' number format. A path to a .toml or .json file describes
 a model of one's own in the same fields, or is the `config.json` of a model on the hub
-(`huggingface.py`).
+(`huggingface.py`); a folder is asked for its config.json, a .gguf file for its header (`gguf.py`),
+and a name on the hub that we do not know for its config in the hub's cache of this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridperf.io import InputError, parse_json, parse_toml, read_text, shipped_toml, unknown
-from hybridperf.workloads.transformer import huggingface
+from hybridperf.workloads.transformer import gguf, huggingface
 from hybridperf.workloads.transformer.fields import MOST_LAYERS, check_whole
 from hybridperf.workloads.transformer.shape import Diffusion, Latent, Scan, TransformerShape
 
@@ -47,6 +48,8 @@ _UNSIZED = re.compile(
 _RUN = re.compile(
     r"(?:-lora|-2\d\.\d\d(?:\.\d\d)?|-\d+-nodes?|-tokendrop|-dropless|-w-(?:o-)?mtp)+$"
 )
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_CONFIG = "config.json"
 _VERSION = re.compile(r"-v\d+(?:\.\d+)*(?=-|$)")
 _NEEDED = [
     one.name for one in dataclasses.fields(TransformerShape) if one.default is dataclasses.MISSING
@@ -65,7 +68,8 @@ def other_shape_names(name: str) -> list[str]:
 
 def load_shape(name: str | os.PathLike) -> TransformerShape:
     """A Transformer's sizes by its published name ("llama3-8b"), or from a .toml or .json file of
-    them, or from the `config.json` of a model on the Hugging Face hub.
+    them, from the `config.json` of a model on the Hugging Face hub or the folder it lies in, by the
+    name of a model whose config the hub's cache holds, or from a .gguf file.
 
     `hybridperf models` lists the names.
 
@@ -73,17 +77,57 @@ def load_shape(name: str | os.PathLike) -> TransformerShape:
         InputError: when no such model or file is known; it suggests the nearest name.
     """
     text = str(name)
-    if text.endswith((".toml", ".json")):
-        content = _read(Path(text))
-        if huggingface.is_config(content):
-            return _of_config(Path(text), content)
-        own_name, entry = _own_sizes(Path(text), content)
-        return shape_of(own_name, entry, f"{text}: ")
-    key = next((one for one in _keys(text) if one in _entries()), "")
-    if not key:
-        known = f"one of {len(shape_names())} published shapes, or a .toml file of sizes"
-        raise unknown("model", text, [*_entries(), *_aliases()], known)
-    return _published(key)
+    path = file_of(text)
+    if path is None:
+        key = _published_key(text)
+        if not key:
+            known = (
+                f"expected one of {len(shape_names())} published shapes, a config.json or its"
+                " folder, a .gguf file, or a .toml file of sizes"
+            )
+            if _HUB_NAME.fullmatch(text):
+                known += f"; `hf download {text} config.json` fetches that of a model on the hub"
+            raise unknown("model", text, [*_entries(), *_aliases()], known)
+        return _published(key)
+    if path.suffix == ".gguf":
+        header = gguf.read_header(path)
+        return _of_config(path, gguf.config_of(header), path.stem)
+    content = _read(path)
+    if huggingface.is_config(content):
+        named = path.resolve().parent.name if path.stem == "config" else path.stem
+        return _of_config(path, content, named if str(path) == text else Path(text).name or named)
+    own_name, entry = _own_sizes(path, content)
+    return shape_of(own_name, entry, f"{path}: ")
+
+
+def file_of(name: str | os.PathLike) -> Path | None:
+    """The file that a name of a model means; None for a published name, or one that nobody knows.
+
+    A published name goes before a folder that is called so, unless it is a path.
+    """
+    text = str(name)
+    if text.endswith((".toml", ".json", ".gguf")):
+        return Path(text)
+    a_path = os.sep in text and os.path.isfile(os.path.join(text, _CONFIG))
+    if not a_path and _published_key(text):
+        return None
+    folder = Path(text) if os.path.isdir(text) else _hub_folder(text)
+    return None if folder is None else folder / _CONFIG
+
+
+def _published_key(text: str) -> str:
+    return next((one for one in _keys(text) if one in _entries()), "")
+
+
+def _hub_folder(name: str) -> Path | None:
+    """Where the hub's cache of this machine holds the newest files of a model; None: nowhere."""
+    homes = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    home = os.environ.get("HF_HOME") or os.path.join(homes, "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
+    if not _HUB_NAME.fullmatch(name):
+        return None
+    kept = [*cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/{_CONFIG}")]
+    return max(kept, key=lambda one: one.stat().st_mtime).parent if kept else None
 
 
 @functools.cache
@@ -118,15 +162,14 @@ def published_as(shape: TransformerShape, name: str = "") -> str:
     return next(alike, "")
 
 
-def _of_config(path: Path, config: dict[str, Any]) -> TransformerShape:
-    """A model by its `config.json`, called as the folder it lies in."""
+def _of_config(path: Path, config: dict[str, Any], name: str) -> TransformerShape:
+    """A model by its `config.json`, or what one would say of the file."""
     try:
         fields = huggingface.fields_of(config)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except TypeError as error:
         raise InputError(f"{path}: sizes of a config are whole numbers ({error})") from error
-    name = path.resolve().parent.name if path.stem == "config" else path.stem
     return _shape(name, fields | {"note": HABITS + fields["note"]}, f"{path}: ")
 
 
