@@ -31,8 +31,9 @@ _UNITS = {
 _PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 # in what drivers call devices
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "intel"})
-# a part of a device, or one sold under the name of a larger: "RTX 4090 Laptop GPU", "RTX 4090 D"
-_OTHER_DEVICE = frozenset({"mig", "laptop", "mobile", "d"})
+# a part of a device, or another sold under its name: "RTX 4090 Laptop GPU", "RTX 4090 D", "RTX PRO
+# 6000 Blackwell Max-Q", "M2 Max"
+_OTHER_DEVICE = frozenset({"mig", "laptop", "mobile", "d", "max", "ultra"})
 
 
 def device_names() -> list[str]:

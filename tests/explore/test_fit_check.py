@@ -5,13 +5,19 @@ are the fewest that it says fit.
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import hybridperf as hp
+from hybridperf.hardware import load_device
 from hybridperf.hardware.attached import attached
 from hybridperf.io import InputError
 
+NEW = (  # of 2022 to 2026, which nobody measured here
+    "rtx_5070_laptop", "rtx_pro_6000_workstation", "rx_7900_xtx", "radeon_8060s", "rx_9070_xt",
+    "arc_b580", "jetson_thor", "apple_m4_pro", "tpu_v7", "trainium3", "rubin", "mi455x",
+)  # fmt: skip
 CONFIG = {
     "model_type": "llama", "hidden_size": 2048, "num_attention_heads": 32,
     "num_hidden_layers": 16, "intermediate_size": 8192, "num_key_value_heads": 8,
@@ -156,3 +162,12 @@ def test_a_model_that_no_use_is_for_ends_with_status_3(run, tmp_path: Path) -> N
     status, out, _ = run("fit-check", "t5-base", "t4", "--context", "7")
     assert status in (0, 3)
     assert "serve" in out
+
+
+def test_new_accelerators_serve_a_small_model_at_a_price() -> None:
+    """A device's block alone is enough: memory, seconds no quicker than reading the weights."""
+    row = {"model": "llama3.2-1b", "backend": "vllm", "isl": 512, "osl": 64, "concurrency": 1}
+    found = hp.predict_serving([row | {"system": name, "precision": "bf16"} for name in NEW])
+    assert (found.fits.astype(bool) & (found.tpot_low_s < found.tpot_high_s)).all()
+    read_s = [2 * 1.2e9 / load_device(name).memory_bytes_per_s for name in NEW]
+    assert (found.predicted_tpot_s > np.array(read_s)).all()
