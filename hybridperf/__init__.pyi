@@ -55,6 +55,8 @@ from .ops.embedding import thin as thin
 from .ops.embedding_bag import lookup_calls as lookup_calls
 from .report.calibration import calibration_pictures as calibration_pictures
 from .report.calibration import calibration_report as calibration_report
+from .report.doctor import Doctor as Doctor
+from .report.doctor import doctor as doctor
 from .report.plots import step_plot as step_plot
 from .runs.break_even import break_even as break_even
 from .runs.elastic import Workers as Workers

@@ -22,6 +22,7 @@ from typing import Annotated, Any, TextIO
 import typer.main
 
 from hybridperf.cli.common import WORDS, add_commands, warn
+from hybridperf.cli.doctor import doctor
 from hybridperf.cli.explore import shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrate, calibrations, demo, fit, plan_measurements
@@ -54,7 +55,7 @@ app = typer.Typer(
 add_commands(
     app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps, serve,
     fit_check, plan, run, rl, pool, place, workers, jobs, shard, sweep, devices, systems, models,
-    show, validate, calibrations, page,
+    show, doctor, validate, calibrations, page,
 )  # fmt: skip
 app.add_typer(trace, name="trace")
 
