@@ -28,6 +28,7 @@ from hybridperf.cli.facts import devices, models, show, systems
 from hybridperf.cli.fit import calibrate, calibrations, demo, fit, plan_measurements
 from hybridperf.cli.fit_check import fit_check
 from hybridperf.cli.manner import Interrupted, by_task, renewed, versions
+from hybridperf.cli.mcp import mcp
 from hybridperf.cli.page import page
 from hybridperf.cli.place import jobs, place
 from hybridperf.cli.plan import plan
@@ -55,7 +56,7 @@ app = typer.Typer(
 add_commands(
     app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps, serve,
     fit_check, plan, run, rl, pool, place, workers, jobs, shard, sweep, devices, systems, models,
-    show, doctor, validate, calibrations, page,
+    show, doctor, validate, calibrations, page, mcp,
 )  # fmt: skip
 app.add_typer(trace, name="trace")
 
