@@ -73,9 +73,9 @@ class Doctor:
             lines.append(f"accelerator: {one.count} x {one.called}, {known}")
         if not self.accelerators:
             lines.append("accelerator: none that a driver's program names")
-        for one in self.calibrated:
-            facts = one["problem"] or f"{one['device']}, {one['rows']:,} rows, {one['date']}"
-            lines.append(f"calibrated: {one['folder']}: {facts}")
+        for own in self.calibrated:
+            facts = own["problem"] or f"{own['device']}, {own['rows']:,} rows, {own['date']}"
+            lines.append(f"calibrated: {own['folder']}: {facts}")
         if not self.calibrated:
             lines.append("calibrated: nothing in this folder")
         lines.append(f"shipped: {len(self.shipped)} calibrated devices (`hybridperf devices`)")

@@ -23,7 +23,7 @@ from hybridperf.io.budget import TooLarge, Unpacked, check_budget, check_json, m
 
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _TAR_MARK = slice(257, 262)  # "ustar" stands there in the header of the first member
-_OPENED = (".json", ".json.gz", ".tar", ".tar.gz", ".tgz", ".zip")
+_OPENED = (".json", ".json.gz", ".sqlite", ".tar", ".tar.gz", ".tgz", ".zip")
 _DEPTH = 3  # a compressed trace in an archive in a folder; deeper is no collection of traces
 _DAMAGED = (
     EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,

@@ -23,6 +23,7 @@ import numpy as np
 from hybridperf.io import InputError
 from hybridperf.traces import events
 from hybridperf.traces.events import CALL, COPY, FILL, KERNEL, MARK, NONE, OP, RankTrace
+from hybridperf.traces.readers import nsight
 from hybridperf.traces.readers.files import trace_files
 from hybridperf.traces.readers.kineto_devices import (
     RankEvents,
@@ -77,7 +78,9 @@ def read_traces(paths: Sequence[str | os.PathLike] | str | os.PathLike) -> tuple
     left_out: list[InputError] = []
     for file in trace_files(paths, left_out=left_out):
         try:
-            traces += rank_traces(decoded(file.text, file.source), file.source)
+            a_database = file.text.startswith(nsight.MAGIC)
+            read = nsight.document if a_database else decoded
+            traces += rank_traces(read(file.text, file.source), file.source)
         except WrongKind as error:
             if not file.among_others:
                 raise
