@@ -1,5 +1,6 @@
 """`hybridperf fit-check`: does a model fit on a device, and how fast is it there."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,7 @@ def fit_check(
     result(
         model=found.shape.name, parameters=found.shape.parameters, **found.settings,
         uses=found.uses, cheapest=found.cheapest, basis=found.basis(), remarks=[*found.remarks],
+        stored=found.stored and dataclasses.asdict(found.stored),
     )  # fmt: skip
     if printed():
         print(found)

@@ -36,8 +36,9 @@ from hybridperf.model.files import shipped_from
 from hybridperf.report import text
 from hybridperf.workloads.memory import USABLE, chance_fits
 from hybridperf.workloads.transformer.gguf import read_header
+from hybridperf.workloads.transformer.safetensors import Stored, stored_in
 from hybridperf.workloads.transformer.shape import TransformerShape
-from hybridperf.workloads.transformer.zoo import file_of, load_shape
+from hybridperf.workloads.transformer.zoo import CONFIG, file_of, load_shape
 
 if TYPE_CHECKING:
     import pandas
@@ -47,6 +48,7 @@ _ANSWER = 8  # a prompt and its answer are this many answers long
 _TOGETHER = 2  # counts that are asked at once, after one device
 _HALVES = ("bf16", "fp16")
 _SURE = 0.995  # a chance that is called yes; less than one minus it: no
+_AS_MANY = 0.02  # by which numbers of files may differ from those of sizes without a word
 _WIDTH = 80
 
 
@@ -63,6 +65,7 @@ class FitCheck:
             known), `measure` (the command that tells better there), `note` (what was assumed).
         settings: tokens of prompt, answer and training sequence, and requests at once.
         remarks: on which device was taken.
+        stored: weights that lie beside the config, or in the file; None: none do.
     """
 
     shape: TransformerShape
@@ -70,6 +73,7 @@ class FitCheck:
     uses: pandas.DataFrame
     settings: Mapping[str, int]
     remarks: tuple[str, ...] = ()
+    stored: Stored | None = None
 
     @functools.cached_property
     def cheapest(self) -> pandas.DataFrame:
@@ -109,7 +113,7 @@ class FitCheck:
     def __str__(self) -> str:
         own = self.shape
         words = [f"{own.name}: {text.amount(own.parameters)} parameters, {own.family}"]
-        words += [*self.remarks, self._asked(), ""]
+        words += [*self.remarks, *self._stored_words(), self._asked(), ""]
         several = len(self.devices) > 1
         for device in self.devices:
             facts = f"{device.name} ({device.id}), {text.quantity(device.memory_bytes, 'B')}"
@@ -121,6 +125,22 @@ class FitCheck:
             lines += ["and give measured rows: hybridperf serve or steps ROWS --fit-on ROWS"]
             lines += ["a GPU of your own: hybridperf calibrate --quick --folder my-machine"]
         return "\n".join(lines)
+
+    def _stored_words(self) -> list[str]:
+        """Weights that are here, and whether they are as many as the sizes say."""
+        if self.stored is None:
+            return []
+        kinds = (
+            f"{text.quantity(float(size), 'B')} {kind}"
+            for kind, size in self.stored.bytes_by_format.items()
+        )
+        files = f"{self.stored.files} file{'s' if self.stored.files > 1 else ''}"
+        own, meant = self.stored.numbers, self.shape.parameters
+        said = f"weights here: {', '.join(kinds)} in {files}; {text.amount(own)} numbers"
+        whole = any(kind.startswith(("i", "u")) for kind in self.stored.bytes_by_format)
+        if not whole and abs(own - meant) > _AS_MANY * meant:
+            said += f", where its sizes mean {text.amount(meant)} (parts besides, or some missing)"
+        return [said]
 
     def _asked(self) -> str:
         said = self.settings
@@ -196,7 +216,10 @@ def fit_check(
             raise InputError(f"expected {name} of {least} or more, got {number!r}")
     answer = max(1, context // _ANSWER)
     path = file_of(model)
-    scheme = read_header(path).scheme if path is not None and path.suffix == ".gguf" else ""
+    header = read_header(path) if path is not None and path.suffix == ".gguf" else None
+    scheme, stored = header.scheme if header else "", header.stored if header else None
+    if path is not None and path.name == CONFIG:
+        stored = stored_in(path.parent)
     settings = {"prompt": context - answer, "answer": answer, "length": context, "batch": batch}
     devices, remarks = _devices(device)
     uses = [
@@ -213,7 +236,7 @@ def fit_check(
     file = Path(prices) if prices else None
     rents = {one.id: economy(one, file).usd_per_hour for one in devices}
     rows = pd.DataFrame([use.found(rents[use.device.id]) for use in uses])
-    return FitCheck(shape, tuple(devices), rows, settings, tuple(remarks))
+    return FitCheck(shape, tuple(devices), rows, settings, tuple(remarks), stored)
 
 
 def _devices(named: str | None) -> tuple[list[DeviceSpec], list[str]]:

@@ -75,10 +75,10 @@ def test_a_header_says_sizes_and_bytes_by_format(llama: Path) -> None:
     assert header.scheme == "q4_k_m"
     assert not header.tied
     numbers = 4096 * 128256
-    assert header.bytes_by_format == {
+    assert header.stored.bytes_by_format == {
         "q4_k": numbers // 256 * 144, "q6_k": numbers // 256 * 210, "f32": 4 * 4096,
     }  # fmt: skip
-    assert header.numbers == 2 * numbers + 4096
+    assert header.stored.numbers == 2 * numbers + 4096
     assert header.facts["tokenizer.ggml.tokens"] == 300
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hybridperf.io import InputError, shipped_toml
+from hybridperf.workloads.transformer.safetensors import Stored
 
 _MAGIC = b"GGUF"
 _TEXT, _LIST = 8, 9  # types of values
@@ -34,18 +35,13 @@ class Header:
     """What a file says of its model."""
 
     facts: dict[str, Any]  # long lists as their length alone
-    bytes_by_format: dict[str, int]
-    numbers: int  # parameters of all its tensors
+    stored: Stored
     tied: bool  # whether the head has no matrix of its own
 
     @property
     def scheme(self) -> str:
         """How its weights are stored, as rows of served models call it; "" for a way of none."""
         return str(_words()["schemes"].get(str(self.facts.get("general.file_type")), ""))
-
-    @property
-    def weights_bytes(self) -> int:
-        return sum(self.bytes_by_format.values())
 
 
 class _NotRead(ValueError):
@@ -137,7 +133,7 @@ def _header(file: BinaryIO) -> Header:
         called, block, block_bytes = formats.get(str(kind), (f"format {kind}", 1, 0))
         found[called] = found.get(called, 0) + size // block * block_bytes
         numbers += size
-    return Header(said, found, numbers, "output.weight" not in names)
+    return Header(said, Stored(1, numbers, found), "output.weight" not in names)
 
 
 def _value(file: BinaryIO, kind: int) -> Any:

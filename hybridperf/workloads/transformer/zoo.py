@@ -49,7 +49,7 @@ _RUN = re.compile(
     r"(?:-lora|-2\d\.\d\d(?:\.\d\d)?|-\d+-nodes?|-tokendrop|-dropless|-w-(?:o-)?mtp)+$"
 )
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_CONFIG = "config.json"
+CONFIG = "config.json"
 _VERSION = re.compile(r"-v\d+(?:\.\d+)*(?=-|$)")
 _NEEDED = [
     one.name for one in dataclasses.fields(TransformerShape) if one.default is dataclasses.MISSING
@@ -95,7 +95,8 @@ def load_shape(name: str | os.PathLike) -> TransformerShape:
     content = _read(path)
     if huggingface.is_config(content):
         named = path.resolve().parent.name if path.stem == "config" else path.stem
-        return _of_config(path, content, named if str(path) == text else Path(text).name or named)
+        a_file = text.endswith((path.name, ".safetensors"))
+        return _of_config(path, content, named if a_file else Path(text).name or named)
     own_name, entry = _own_sizes(path, content)
     return shape_of(own_name, entry, f"{path}: ")
 
@@ -108,11 +109,13 @@ def file_of(name: str | os.PathLike) -> Path | None:
     text = str(name)
     if text.endswith((".toml", ".json", ".gguf")):
         return Path(text)
-    a_path = os.sep in text and os.path.isfile(os.path.join(text, _CONFIG))
+    if text.endswith(".safetensors"):  # its sizes are told beside it
+        return Path(text).parent / CONFIG
+    a_path = os.sep in text and os.path.isfile(os.path.join(text, CONFIG))
     if not a_path and _published_key(text):
         return None
     folder = Path(text) if os.path.isdir(text) else _hub_folder(text)
-    return None if folder is None else folder / _CONFIG
+    return None if folder is None else folder / CONFIG
 
 
 def _published_key(text: str) -> str:
@@ -126,7 +129,7 @@ def _hub_folder(name: str) -> Path | None:
     cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
     if not _HUB_NAME.fullmatch(name):
         return None
-    kept = [*cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/{_CONFIG}")]
+    kept = [*cache.glob(f"models--{name.replace('/', '--')}/snapshots/*/{CONFIG}")]
     return max(kept, key=lambda one: one.stat().st_mtime).parent if kept else None
 
 
