@@ -1,11 +1,10 @@
 """`hybridperf mcp`: the commands as tools of the Model Context Protocol, for agents. Each tool asks
-one command (`ask.py`) and answers what its `--json` prints, or its one sentence.
+one command (`hp.ask`) and answers what its `--json` prints, or its one sentence.
 """
 
 import threading
 from typing import TYPE_CHECKING, Any
 
-from hybridperf.cli.ask import ask
 from hybridperf.cli.common import wrong
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def server() -> "MCPServer[Any]":
     def asked(*arguments: str) -> dict[str, Any]:
         with _ONE:
             try:
-                return ask(*arguments, "--quiet")
+                return hybridperf.ask(*arguments, "--quiet")
             except InputError as error:
                 raise ToolError(str(error)) from error
 

@@ -104,7 +104,8 @@ class FitCheck:
             )
             said += [f"{one.id}: {one.note}"] if one.note else []
         for question, its in self.uses.groupby("question", sort=False):
-            notes = its[its.gpus.notna()].note if its.gpus.notna().any() else its.note
+            told = its.gpus.notna() | its.memory_bytes.isna()  # what fits, and what was refused
+            notes = its[told].note if told.any() else its.note
             plain = (re.sub(r"^row \d+: ", "", note) for note in notes)
             parts = dict.fromkeys(part for note in plain for part in note.split("; ") if part)
             said.append(f"{question}: {'; '.join(parts)}")
