@@ -14,8 +14,10 @@ from hybridperf.cli import common
 from hybridperf.cli.common import named_in, times_in, wrong
 
 if TYPE_CHECKING:
+    from hybridperf.collectives.model import CollectiveModel
     from hybridperf.engine.prediction import Prediction
     from hybridperf.engine.workload import Workload
+    from hybridperf.hardware import DeviceSpec
     from hybridperf.training.steps.as_graph import StepGraph
 
 _SLICES = 2500  # of a timeline in JSON; more are merged
@@ -77,7 +79,7 @@ def predict(
         options += ", and a row of NAME=VALUE"
         raise wrong(f"expected one of {options}, got {count or 'none'} of them")
     for option, set_, needs in (
-        ("--gpus", gpus != 1, torch),
+        ("--gpus", gpus != 1, torch or trace),
         ("--compiled", compiled, torch or export or hf),
         ("--batch", batch != 1, hf),
         ("--seq", seq is not None, hf),
@@ -111,7 +113,14 @@ def predict(
     elif program:
         workload = load_program(program, ignore=skip)
     elif trace:
-        workload = recorded_step(trace, ignore=skip)
+        own = fabric or _usual_links(loaded.device)
+        workload = recorded_step(
+            trace, skip, system=own.system if own else None, ranks=gpus if gpus > 1 else 0
+        )
+        if own and not fabric:
+            loaded = loaded.with_collectives(own)
+            said = f"no system given (`--system`): links of {own.system.id}"
+            workload = dataclasses.replace(workload, notes=(*workload.notes, said))
     elif export:
         from hybridperf.workloads.programs.torch.exported import from_exported
 
@@ -173,6 +182,20 @@ def predict(
 
         step_plot(result, plot)
         print(f"picture in {plot}")
+
+
+def _usual_links(device: "DeviceSpec") -> "CollectiveModel | None":
+    """Collectives of the system that rows of tables with such a GPU are taken to be of."""
+    from hybridperf.collectives.fit import collectives_by_name
+    from hybridperf.hardware.machines import machine
+    from hybridperf.io import InputError
+
+    if device.kind != "gpu":
+        return None
+    try:
+        return collectives_by_name(machine("", "", device.id).system.id)
+    except InputError:  # a device of the user's own file
+        return None
 
 
 def _explained(result: "Prediction", step: "StepGraph | None") -> None:

@@ -133,7 +133,24 @@ def replay(
     communication: str = "",
     out: Path | None = None,
 ) -> None:
-    """A recorded step replayed: does its time match, what limits it, what if something changed."""
+    """A recorded step replayed: does its time match, what limits it, what if something changed. Of
+    ops without times (an execution trace, a Chakra graph): what the step takes on `--model`.
+    """
+    if model and not from_model and _without_times(files):
+        others = {
+            "--step": step, "--device": device, "--from-links": from_links, "--faster": faster,
+            "--overlap-slowdown": overlap_slowdown != 1.0, "--scaling": scaling,
+            "--communication": communication,
+        }  # fmt: skip
+        if set_ := [option for option, value in others.items() if value]:
+            has = "it has no times of its own"
+            raise wrong(
+                f"expected {files[0]} with --model, --links and --ranks, got {set_[0]}: {has}"
+            )
+        from hybridperf.cli.predict import predict
+
+        predict(trace=files[0], model=model, system=links, gpus=ranks or 1, timeline=out)
+        return
     from hybridperf.traces import perfetto, tables, what_if
     from hybridperf.traces import replay as replays
     from hybridperf.traces.steps import common_steps
@@ -228,6 +245,21 @@ def _checked_timeline(out: Path, files: list[Path]) -> None:
         expected = "expected a file ending in .json or .json.gz at --out"
         raise wrong(f"{expected}, got {out}; a timeline is JSON")
     common.keep_files({"--out": out}, files)
+
+
+def _without_times(files: "Sequence[Path]") -> bool:
+    """Whether a single file holds ops with their shapes and no times."""
+    from hybridperf.io import InputError
+    from hybridperf.traces.readers.files import trace_files
+    from hybridperf.traces.readers.graphs import ENDINGS, recorded_graph
+
+    if len(files) != 1:
+        return False
+    try:
+        recorded_graph(next(trace_files(files[0], ENDINGS)))
+    except InputError:  # who reads traces with times says what is wrong
+        return False
+    return True
 
 
 def _checked_options(

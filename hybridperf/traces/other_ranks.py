@@ -46,7 +46,8 @@ from hybridperf.io import InputError
 from hybridperf.model import PerfModel
 from hybridperf.model.price import price
 from hybridperf.model.step_effects import slowest_of
-from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
+from hybridperf.ops import OpCall
+from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward
 from hybridperf.traces import row_ops
 from hybridperf.traces.other_device import KERNEL_S, recorded_on
 from hybridperf.traces.readers.kineto import read_traces
@@ -363,11 +364,9 @@ class _Batch:
             shape[at] = math.ceil(shape[at] * self.share)
 
     def _shared(self, call: OpCall) -> OpCall:
-        """A pooled lookup, its sort or its update, of fewer rows in fewer tables."""
+        """A pooled lookup or its update, of the same samples in fewer tables."""
         op, share = call.op, float(self.share)
-        if isinstance(op, Gather | ScatterAdd):
-            vocab = max(op.vocab * share, 1.0)
-            op = dataclasses.replace(op, rows=op.rows * share, vocab=vocab)
-        elif isinstance(op, Sort):
-            op = dataclasses.replace(op, cols=op.cols * share)
+        if isinstance(op, EmbeddingBag | EmbeddingBagBackward):
+            fewer = {name: getattr(op, name) * share for name in ("pooling", "tables", "width")}
+            op = dataclasses.replace(op, rows=max(op.rows * share, 1.0), **fewer)
         return dataclasses.replace(call, op=op)

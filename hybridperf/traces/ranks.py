@@ -325,7 +325,7 @@ def kind_of(trace: RankTrace, event: np.ndarray) -> list[str | None]:
     for one, mark in zip(np.asarray(event).tolist(), marks(trace, event).tolist(), strict=True):
         mark_name = trace.host_name(mark).removeprefix("nccl:") if mark != NONE else ""
         recorded = (mark_name, trace.messages.get(one, Message()).kind)
-        kind = next((kind for text in recorded if (kind := _spoken(text))), None)
+        kind = next((kind for text in recorded if (kind := spoken(text))), None)
         if kind is None:
             named = _KERNEL.search(_plain(trace.device_name(one)))
             kind = _KERNEL_KINDS[named[0]] if named else _UNNAMED
@@ -364,7 +364,7 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-def _spoken(name: str) -> str | None:
+def spoken(name: str) -> str | None:
     """Our word for a collective as frameworks spell it (`_allgather_base`); None for none."""
     if not name or _plain(name).startswith(_TOGETHER):
         return None

@@ -23,6 +23,7 @@ from hybridperf.traces.recorded import graph
 from hybridperf.traces.replay import Replay
 from hybridperf.traces.replay_graph import DEVICE
 from hybridperf.workloads.programs.torch.calls import flat
+from hybridperf.workloads.programs.torch.tables import lookup_update
 
 _LOOKUP_GRADIENT = re.compile(r"torch::autograd::CppNode<SplitLookupFunction_(\w+)_Op>")
 _OFFSETS = {True: 8, False: 12}  # where a lookup's offsets stand, of a dense one and others
@@ -74,7 +75,7 @@ def our_ops(call: RecordedCall) -> tuple[OpCall, ...] | None:
         if not call.lookup:
             return graph.recorded_op(call.name, given)
         result = graph.RecordedArguments((json.loads(call.gradient)[0],), ("float",))
-        return graph.lookup_update(graph.recorded_op(call.lookup, given, result))
+        return lookup_update(call.lookup, graph.recorded_op(call.lookup, given, result))
     except (ValueError, TypeError, KeyError, IndexError, InputError):
         pass  # shapes that do not fit the op
     return None

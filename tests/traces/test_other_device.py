@@ -11,7 +11,7 @@ from benchmarks.claims import traces
 from hybridperf.hardware import load_device
 from hybridperf.io import read_json
 from hybridperf.model import PerfModel
-from hybridperf.ops import ScatterAdd, Sort
+from hybridperf.ops.embedding_bag import EmbeddingBagBackward
 from hybridperf.traces.other_device import DATASHEET, NAME, other_device
 from hybridperf.traces.replay import replay_step
 from hybridperf.traces.row_ops import our_ops, recorded_calls
@@ -51,14 +51,14 @@ def with_lookups(*tables: int, samples=SAMPLES):
     return replay_step([trace], [steps(trace)[0]])
 
 
-def test_a_lookups_gradient_sorts_and_updates_what_the_lookup_read():
+def test_a_lookups_gradient_updates_what_the_lookup_read():
     """Of two lookups the last: gradients run in reverse."""
     found = with_lookups(TABLES + 4, TABLES)
     (call,) = (one for one in recorded_calls(found).values() if one.lookup)
-    sort, update = (one.op for one in our_ops(call))
-    assert isinstance(sort, Sort)
-    assert isinstance(update, ScatterAdd)
-    assert (update.rows, update.cols) == (INDICES, WIDTH)
+    (update,) = (one.op for one in our_ops(call))
+    assert isinstance(update, EmbeddingBagBackward)
+    assert (update.batch, update.lookups(), update.dim) == (SAMPLES, INDICES, WIDTH)
+    assert update.optimizer == "rowwise_adagrad"
 
 
 def test_a_gradient_whose_lookup_was_not_recorded_goes_by_its_kernel():

@@ -25,6 +25,7 @@ from hybridperf.ops import (
     columns,
 )
 from hybridperf.ops.base import Op
+from hybridperf.ops.embedding_bag import EmbeddingBag
 from hybridperf.traces.recorded.graph import RecordedArguments
 from hybridperf.traces.recorded.graph import recorded_op as ours
 from hybridperf.workloads.programs.torch.ops import NO_KERNEL, RULES, by_parts
@@ -267,7 +268,8 @@ def test_tables_are_looked_up_and_updated() -> None:
     shapes: list = [[0], [640000], [0], [0, 0], [3], [3], [4], [], [], [4], [], [768], [385]]
     types = [F] * 4 + ["Tensor(int)", I64, "Tensor(int)", "Int", "Int", I64, "Int", I64, I64]
     name = "fbgemm::split_embedding_codegen_lookup_adagrad_function"
-    expected = Gather("fp32", 768, 16, 40000, pooled=1)  # three tables 16 wide
+    # three tables 16 wide: 128 samples of 6 lookups
+    expected = EmbeddingBag("fp32", 128, 6, 40000, 16, tables=3, width=48)
     assert only(name, shapes, types, output_shapes=[[128, 48]], output_types=[F]) == expected
     assert only(name, shapes, types, values=[0] * 7 + [48, 16]) == expected
     assert recorded_op(name, shapes, types) is None  # nobody says how wide a row is

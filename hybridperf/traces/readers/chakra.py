@@ -69,7 +69,7 @@ def chakra_json(document: Mapping[str, Any], source: str) -> RecordedGraph:
     if not isinstance(listed, list) or not listed:
         expected = "expected a list of nodes in workload_graph, found none"
         raise InputError(f"{source}: {expected}; convert the trace again")
-    note = "no shapes are recorded: its ops cannot be priced, only their times replayed"
+    note = "no shapes are recorded: its ops cannot be priced, only their seconds replayed"
     return _graph([_json_node(node, source) for node in listed], source, "chakra json", [note])
 
 
@@ -117,6 +117,7 @@ def _json_node(node: Any, source: str) -> RecordedNode:
     return _made(
         number, name, kind, node.get("iscpuop"), control=_ids(node.get("ctrldeps")),
         data=_ids(node.get("datadeps")), comm_type=node.get("commtype"),
+        micros=node.get("runtime"),
     )  # fmt: skip
 
 
@@ -127,7 +128,8 @@ def _protobuf_node(node: Any) -> RecordedNode:
     return _made(
         node.id, node.name.decode(errors="replace"), node.type, attributes.get("is_cpu_op"),
         control=tuple(node.ctrl_deps), data=tuple(node.data_deps),
-        comm_type=attributes.get("comm_type"),
+        comm_type=attributes.get("comm_type"), micros=node.duration_micros,
+        mark=attributes.get("scope") == graph.USER_SCOPE,
         inputs=_recorded(node.inputs), outputs=_recorded(node.outputs),
         **{field: value for field, value in numbers if is_whole(value)},
     )  # fmt: skip
@@ -135,7 +137,7 @@ def _protobuf_node(node: Any) -> RecordedNode:
 
 def _made(
     number: int, name: str, kind: int, on_host: Any, *, control: tuple[int, ...],
-    data: tuple[int, ...], comm_type: Any, **recorded: Any,
+    data: tuple[int, ...], comm_type: Any, micros: Any, **recorded: Any,
 ) -> RecordedNode:  # fmt: skip
     """A node of either form; if nothing tells where it ran, a name with `::` ran on the host."""
     communicates = kind in (_SEND, _RECEIVE, _COLLECTIVE)
@@ -153,6 +155,7 @@ def _made(
         control=control,
         data=data,
         comm_type=collective,
+        seconds=micros * 1e-6 if is_whole(micros, 1) else None,
         **recorded,
     )
 

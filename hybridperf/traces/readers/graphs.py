@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection
 
 from hybridperf.engine.workload import Workload
+from hybridperf.hardware import SystemSpec
 from hybridperf.io import InputError, parse_json
 from hybridperf.traces.readers.chakra import chakra_json, chakra_protobuf
 from hybridperf.traces.readers.execution_traces import execution_trace
@@ -20,11 +21,16 @@ ENDINGS = (".json", ".json.gz", ".et", ".et.gz", ".tar", ".tar.gz", ".tgz", ".zi
 _BRACKETS = (b"{", b"[")
 
 
-def recorded_step(path: str | os.PathLike, ignore: Collection[str] = ()) -> Workload:
-    """Workload of the step in a file; of several ranks in an archive, of the first one."""
+def recorded_step(
+    path: str | os.PathLike, ignore: Collection[str] = (), *,
+    system: SystemSpec | None = None, ranks: int = 0,
+) -> Workload:  # fmt: skip
+    """Workload of the step in a file; of several ranks in an archive, of the first one. Arguments
+    as of `workload_from`.
+    """
     files = trace_files(path, ENDINGS)
     graph = recorded_graph(next(files))
-    workload = workload_from(graph, ignore)
+    workload = workload_from(graph, ignore, system=system, ranks=ranks)
     if next(files, None) is None:
         return workload
     note = f"the first of several traces: {graph.source}"

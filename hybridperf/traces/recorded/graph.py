@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 from hybridperf.io import InputError
-from hybridperf.ops import Gather, OpCall, ScatterAdd, Sort
+from hybridperf.ops import OpCall
 from hybridperf.workloads.programs.torch.calls import (
     NAMES,
     Argument,
@@ -41,6 +41,7 @@ _SAID = 60  # characters of a strange value that an error repeats
 
 # kinds of nodes: an op on the host, a kernel or copy of the device, a collective on the device
 CPU, GPU, COMM = ("cpu", "gpu", "comm")
+USER_SCOPE = 7  # of a mark that somebody set (PyTorch's RecordScope::USER_SCOPE)
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,6 @@ def recorded_op(
     counts as one within the device, also where a profiler saw a copy from the host.
     """
     return kernels(TorchCall(name, inputs.arguments, outputs.arguments, inputs.values))
-
-
-def lookup_update(calls: Sequence[OpCall] | None) -> tuple[OpCall, ...] | None:
-    """What the gradient of a pooled lookup launches, by the lookup's ops: indices sorted, rows
-    updated; None where there is no lookup among them.
-    """
-    for call in calls or ():
-        if isinstance(op := call.op, Gather):
-            update = ScatterAdd(op.dtype, op.rows, op.cols, op.vocab)
-            return OpCall(Sort("int64", 1.0, op.rows)), OpCall(update)
-    return None
 
 
 def dtype_of(type_name: Any) -> str | None:
@@ -146,6 +136,9 @@ class RecordedNode:
     inputs: RecordedArguments = NOTHING
     outputs: RecordedArguments = NOTHING
     comm_type: str = ""  # "all_reduce", ...; empty where it is no collective
+    group: int = 0  # ranks that take part in a collective; 0: not recorded
+    seconds: float | None = None  # that it took, where recorded
+    mark: bool = False  # around whatever somebody named: the ops inside it do its work
     sequence: int | None = None  # number that a forward op shares with its gradient
     part_of: int | None = None  # of Chakra's op, cut where it launches kernels: parts share it
 
@@ -153,7 +146,7 @@ class RecordedNode:
     def is_op(self) -> bool:
         """An op of a framework or library, not a mark or thread."""
         engine = self.name.startswith(("autograd::engine::", "torch::autograd::"))
-        return self.kind == CPU and "::" in self.name and not engine
+        return self.kind == CPU and "::" in self.name and not engine and not self.mark
 
 
 @dataclass(frozen=True, eq=False)

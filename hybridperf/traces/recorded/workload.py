@@ -6,10 +6,13 @@ to them. Nothing unknown costs zero: an op nobody knows, a collective, a copy be
 device are errors that name them, unless the caller lists them in `ignore`:
 
     the op's name      "aten::svd"
-    "collectives"      all of them: a workload is one device's, their time depends on the others
-    "host copies"      all copies between host and device, reading a single number included
+    "collectives"      all of them: priced by the links of a system, where one is given
+    "host copies"      all copies between host and device, reading a single number included; by the
+                       link of a system, where one is given
 
-Ops on the host's tensors cost the device nothing; a note counts them. Of repeated iterations
+What somebody marked (`record_function`, modules) is structure: the ops inside it do its work. Of a
+trace without shapes kernels keep the seconds that they took where they were recorded. Ops on the
+host's tensors cost the device nothing; a note counts them. Of repeated iterations
 (`ProfilerStep#N`) one is kept.
 """
 
@@ -21,20 +24,24 @@ from dataclasses import dataclass, field
 
 from hybridperf.engine.graph import GraphBuilder
 from hybridperf.engine.workload import Workload
+from hybridperf.hardware import SystemSpec
 from hybridperf.io import InputError
+from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds
 from hybridperf.ops import OpCall
 from hybridperf.traces.recorded.graph import (
+    COMM,
     CPU,
     GPU,
     RecordedGraph,
     RecordedNode,
-    lookup_update,
     read,
     recorded_op,
     written,
 )
+from hybridperf.traces.recorded.messages import collective_call, host_copy, usual_group
 from hybridperf.workloads.programs.torch.calls import flat
 from hybridperf.workloads.programs.torch.ops import by_parts
+from hybridperf.workloads.programs.torch.tables import lookup_update
 
 COLLECTIVES, HOST_COPIES = "collectives", "host copies"
 _STEP_MARK = "ProfilerStep#"
@@ -45,6 +52,7 @@ _COMMUNICATES = (
 _LOOKUP_GRADIENT = "torch::autograd::CppNode<SplitLookupFunction"
 _OWN_NODE = "torch::autograd::CppNode<"
 _NAMED = 12  # unknown ops that an error lists
+_LABEL = 80  # characters of a kernel's name
 
 
 @dataclass
@@ -53,7 +61,10 @@ class _PricedNodes:
 
     graph: RecordedGraph
     ignore: frozenset[str]
-    ops: dict[int, tuple[OpCall, ...]] = field(default_factory=dict)  # with at least one kernel
+    system: SystemSpec | None = None  # whose links carry collectives and copies
+    ranks: int = 0  # of groups whose size is not recorded
+    ops: dict[int, tuple[Call, ...]] = field(default_factory=dict)  # with at least one kernel
+    looked_up: set[int] = field(default_factory=set)  # lookups whose gradient has been seen
     unknown: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
     on_host: int = 0
@@ -63,25 +74,31 @@ class _PricedNodes:
     suspects: list[RecordedNode] = field(default_factory=list)
 
 
-def workload_from(graph: RecordedGraph, ignore: Collection[str] = ()) -> Workload:
+def workload_from(
+    graph: RecordedGraph, ignore: Collection[str] = (), *,
+    system: SystemSpec | None = None, ranks: int = 0,
+) -> Workload:  # fmt: skip
     """Workload of one recorded step.
 
     Args:
         graph: the ops of one rank.
         ignore: ops to leave out, by name or class (see the head of this file).
+        system: whose links collectives and copies from the host go by; None: these are refused.
+        ranks: of collectives whose group the trace does not say; 0: `collective_call`.
 
-    Raises: InputError: no shapes, no kernels, or ops that nobody knows, all named.
+    Raises: InputError: no shapes and no seconds, no kernels, or ops that nobody knows, all named.
     """
     listed = frozenset([ignore] if isinstance(ignore, str) else ignore)
     if not any(tensor.shape for node in graph.nodes for tensor in flat(node.inputs.arguments)):
-        none = "records no shapes, so its ops cannot be priced"
-        raise InputError(f"{graph.source} {none}; expected a trace recorded with shapes")
-    found = recorded_work(graph, listed)
+        return _as_recorded(graph)
+    found = recorded_work(graph, listed, system, ranks)
     if found.unknown:
         named = ", ".join(f"{what} ({times}x)" for what, times in found.unknown.most_common(_NAMED))
         count = len(found.unknown)
         named += f" and {count - _NAMED} more" if count > _NAMED else ""
-        mend = "leave them out with ignore=... (`--ignore` on the command line)"
+        links = {COLLECTIVES, HOST_COPIES} & set(found.unknown) and system is None
+        mend = "say whose links carry what is sent (`--system`), or " if links else ""
+        mend += "leave them out with ignore=... (`--ignore` on the command line)"
         raise InputError(f"{graph.source}: cannot price {count} kind(s) of op: {named}; {mend}")
     kept, notes = _one_step(graph, found)
     if not kept:
@@ -93,18 +110,25 @@ def workload_from(graph: RecordedGraph, ignore: Collection[str] = ()) -> Workloa
     if found.marks:
         marks = ", ".join(list(found.marks)[:_NAMED])
         notes.append(f"taken for what the ops inside them do: {marks}")
-    builder, calls = GraphBuilder(), list[OpCall]()
-    rows: dict[OpCall, int] = {}
+    notes += _of_messages(found)
+    builder, calls = GraphBuilder(), list[Call]()
+    rows: dict[Call, int] = {}
     streams = _streams(graph)
     usual = Counter(streams.values()).most_common(1)[0][0] if streams else "compute"
     # storage: the graph's node that wrote it last, and its stream
     writer: dict[int, tuple[int, str]] = {}
     last_of: dict[int, tuple[int, str]] = {}  # recorded node: the last graph node placed for it
+    last = dict[str, int]()  # graph node of each stream
+    apart = any(tensor.storage for node in kept for tensor in flat(node.inputs.arguments))
     for node in kept:
         stream = streams.get(node.id, usual)
+        if apart and any(isinstance(call, CollectiveCall) for call in found.ops[node.id]):
+            stream = COMM
         waits = [writer[storage] for storage in read(node) if storage in writer]
         waits += [last_of[one] for one in node.data if one in last_of]
         # a stream's own order says the rest
+        if stream == COMM and usual in last:  # it follows what was computed when it was issued
+            waits.append((last[usual], usual))
         after = sorted({placed for placed, other in waits if other != stream})
         placed = -1
         for call in found.ops[node.id]:
@@ -113,9 +137,10 @@ def workload_from(graph: RecordedGraph, ignore: Collection[str] = ()) -> Workloa
                 calls.append(call)
             placed = builder.op(rows[call], label=node.name, stream=stream, after=after)
             after = []
-        last_of[node.id] = (placed, stream)
+        last_of[node.id], last[stream] = (placed, stream), placed
         writer |= dict.fromkeys(written(node), (placed, stream))
-    works = [call.op.work() for node in kept for call in found.ops[node.id]]
+    each = [call for node in kept for call in found.ops[node.id]]
+    works = [call.op.work() for call in each if isinstance(call, OpCall)]
     return Workload(
         name=graph.source.rsplit("/", 1)[-1],
         graph=builder.build(),
@@ -127,9 +152,49 @@ def workload_from(graph: RecordedGraph, ignore: Collection[str] = ()) -> Workloa
     )
 
 
-def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) -> _PricedNodes:
+def _as_recorded(graph: RecordedGraph) -> Workload:
+    """A step whose ops have no shapes: its kernels in their order, each with its own seconds."""
+    every = [node for node in graph.nodes if node.kind != CPU]
+    kernels = [node for node in every if node.seconds is not None]
+    if not kernels:
+        none = "records no shapes, so its ops cannot be priced"
+        raise InputError(f"{graph.source} {none}; expected a trace recorded with shapes")
+    builder, calls = GraphBuilder(), tuple(
+        GivenSeconds(node.seconds or 0.0, "recorded kernels") for node in kernels
+    )  # fmt: skip
+    placed: dict[int, int] = {}
+    last = dict[str, int]()
+    for row, node in enumerate(kernels, 1):
+        behind = [placed[one] for one in node.data if one in placed]
+        behind += [last[GPU]] if node.kind == COMM and GPU in last else []
+        at = builder.op(row, label=node.name[:_LABEL], stream=node.kind, after=sorted(set(behind)))
+        placed[node.id] = last[node.kind] = at
+    kept = f"{len(kernels)} kernels keep the seconds that they took where they were recorded"
+    lost = len(every) - len(kernels)
+    kept += f"; {lost} of {len(every)} kernels have none, and take none here" if lost else ""
+    return Workload(
+        name=graph.source.rsplit("/", 1)[-1], graph=builder.build(), calls=calls, backend="gpu",
+        flops=0.0, transcendentals=0.0, notes=(*graph.notes, kept),
+    )  # fmt: skip
+
+
+def _of_messages(found: _PricedNodes) -> list[str]:
+    """What was assumed of collectives that are priced."""
+    sent = [c for calls in found.ops.values() for c in calls if isinstance(c, CollectiveCall)]
+    if not sent:
+        return []
+    arrive = f"{len(sent)} collectives as if all ranks arrived together"
+    if usual_group(found.graph) or found.ranks:
+        return [arrive]
+    return [f"{arrive}; how many they are is not recorded: {sent[0].ranks} of a node (`--gpus`)"]
+
+
+def recorded_work(
+    graph: RecordedGraph, ignore: frozenset[str] = frozenset(),
+    system: SystemSpec | None = None, ranks: int = 0,
+) -> _PricedNodes:  # fmt: skip
     """Every node's own kernels as ours, what is unknown, and what was ignored."""
-    found = _PricedNodes(graph, ignore)
+    found = _PricedNodes(graph, ignore, system, ranks)
     accelerated = _accelerated(graph)
     within: set[int] = set()  # nodes inside a collective
     parts: set[tuple[str, int]] = set()  # Chakra's ops already seen by their first part
@@ -145,8 +210,10 @@ def recorded_work(graph: RecordedGraph, ignore: frozenset[str] = frozenset()) ->
             parts.add((node.name, node.part_of))
         if node.name.startswith(_COMMUNICATES):
             within.add(node.id)
-            if node.comm_type or any(inner.comm_type for inner in _below(graph, node)):
-                _file(found, COLLECTIVES, node.name)
+            whole = [node, *_below(graph, node)]
+            if any(one.comm_type for one in whole):
+                sent = collective_call(whole, graph, system, ranks) if system else None
+                _price(found, COLLECTIVES, node, sent)
             continue
         _ask(found, node, accelerated)
     for node in found.suspects:
@@ -168,7 +235,7 @@ def _ask(found: _PricedNodes, node: RecordedNode, accelerated: bool) -> None:
     if accelerated and devices == {"cpu"}:
         found.on_host += node.is_op and not by_parts(node.name)
         return
-    if node.name.startswith(_LOOKUP_GRADIENT) and (update := _lookup_gradient(found.graph, node)):
+    if node.name.startswith(_LOOKUP_GRADIENT) and (update := _lookup_gradient(found, node)):
         found.ops[node.id] = update
         return
     if node.name.startswith(_OWN_NODE):
@@ -178,19 +245,28 @@ def _ask(found: _PricedNodes, node: RecordedNode, accelerated: bool) -> None:
         return
     reads_number = node.name == "aten::_local_scalar_dense"
     if accelerated and (reads_number or (node.name == "aten::copy_" and "cpu" in devices)):
-        _file(found, HOST_COPIES, node.name)
+        copied = host_copy(node, found.system) if found.system else None
+        _price(found, HOST_COPIES, node, copied)
         return
     if reads_number:
         return  # from where it already is
-    if not node.is_op and "::" not in node.name and not tensors:
+    if not node.is_op and not tensors and (node.mark or "::" not in node.name):
         return  # a mark, a thread
-    ops = recorded_op(node.name, node.inputs, node.outputs)
+    ops = None if node.mark else recorded_op(node.name, node.inputs, node.outputs)
     if ops is None and not node.is_op:
         found.suspects.append(node)
     elif ops is None:
         _file(found, node.name, node.name)
     elif ops:
         found.ops[node.id] = ops
+
+
+def _price(found: _PricedNodes, what: str, node: RecordedNode, call: Call | None) -> None:
+    """A collective or copy as its call, unless it is ignored or there is none."""
+    if call is None or {what, node.name} & found.ignore:
+        _file(found, what, node.name)
+    else:
+        found.ops[node.id] = (call,)
 
 
 def _file(found: _PricedNodes, what: str, name: str) -> None:
@@ -200,7 +276,11 @@ def _file(found: _PricedNodes, what: str, name: str) -> None:
 
 def _drop_doubles(found: _PricedNodes) -> None:
     """Drops ops whose inner op does their work: `mul(x, 2)` calls `mul(x, tensor of 2)`."""
-    graph, whole = found.graph, dict(found.ops)
+    graph = found.graph
+    whole = {
+        at: tuple(call for call in calls if isinstance(call, OpCall))
+        for at, calls in found.ops.items()
+    }
     for identity, calls in whole.items():
         if len(calls) == 1 and identity in graph.inside:
             own, below = calls[0].op, _below(graph, graph.by_id[identity])
@@ -210,22 +290,29 @@ def _drop_doubles(found: _PricedNodes) -> None:
                 del found.ops[identity]
 
 
-def _lookup_gradient(graph: RecordedGraph, node: RecordedNode) -> tuple[OpCall, ...]:
-    """Of a pooled lookup in many tables: indices sorted, rows updated; () if not found.
+def _lookup_gradient(found: _PricedNodes, node: RecordedNode) -> tuple[OpCall, ...]:
+    """Of a pooled lookup in many tables: the rows that it read updated; () if not found.
 
     The engine's node has the number that ops before the lookup saw as the next one, and its
-    result's shape.
+    result's shape. Without numbers: of the lookups before it with that result the last one whose
+    gradient has not been seen.
     """
-    if node.sequence is None or not node.inputs.shapes:
+    if not node.inputs.shapes:
         return ()
-    ops = [one for one in graph.nodes if one.sequence == node.sequence and one.is_op]
-    seen = [one.id for one in ops if one.id < node.id]
-    lookups = [one for one in graph.nodes if seen and one.id > seen[-1]]
+    nodes = found.graph.nodes
+    lookups = [
+        one for one in nodes
+        if one.id < node.id and "codegen_lookup" in one.name and one.id not in found.looked_up
+        and one.outputs.shapes[:1] == node.inputs.shapes[:1]
+    ][::-1]  # fmt: skip
+    if node.sequence is not None:
+        alike = [one for one in nodes if one.sequence == node.sequence and one.is_op]
+        seen = [one.id for one in alike if one.id < node.id]
+        lookups = [one for one in lookups[::-1] if seen and one.id > seen[-1]]
     for one in lookups:
-        if "codegen_lookup" in one.name and one.outputs.shapes[:1] == node.inputs.shapes[:1]:
-            update = lookup_update(recorded_op(one.name, one.inputs, one.outputs))
-            if update:
-                return update
+        if update := lookup_update(one.name, recorded_op(one.name, one.inputs, one.outputs)):
+            found.looked_up.add(one.id)
+            return update
     return ()
 
 

@@ -162,7 +162,7 @@ class StepIssuer:
 
 
 # of some hundred bytes to the device, in the sequences that Lin et al. recorded
-_SMALL_COPY_S = 1e-6
+SMALL_COPY_S = 1e-6
 
 
 def loop(dtype: str, name: str, rows: float, cols: float) -> OpCall:
@@ -327,7 +327,7 @@ class Eager:
 
     def pairs(self) -> tuple[GivenSeconds, ...]:
         """Copies of the two lists of vectors that the interaction pairs."""
-        return (GivenSeconds(_SMALL_COPY_S, "pairs"),) * 2 if self.host_pairs else ()
+        return (GivenSeconds(SMALL_COPY_S, "pairs"),) * 2 if self.host_pairs else ()
 
     def loss(self, b: float, kind: str) -> list[HostOp]:
         squared = kind == "mse"

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from hybridperf.hardware import DTYPE_BYTES
 from hybridperf.ops import Copy, Fused, Gather, OpCall, ScatterAdd, Sort
 from hybridperf.ops.embedding import uniform_unique_rows
+from hybridperf.ops.embedding_bag import EmbeddingBag, EmbeddingBagBackward
 from hybridperf.workloads.programs.torch.calls import TorchCall, flat, needs
 from hybridperf.workloads.programs.torch.loops import LOOPS, Ops, Rule, loop, named, over
 
@@ -142,12 +144,14 @@ def _bags_gradient(call: TorchCall) -> Ops:
 
 
 def _pooled_lookup(call: TorchCall) -> Ops:
-    """Many tables' lookups in one kernel: rows of the mean width, from result or arguments."""
+    """Many tables' lookups in one kernel: rows of the mean width, from result or arguments; which
+    rows stands in no trace: all equally often.
+    """
     places = (0, 2, 3, 7, 8) if call.kind.startswith("dense") else (1, 6, 7, 11, 12)
     weights, widths, total_at, index_at, offset_at = places
     given = call.single(weights, widths, index_at, offset_at)
     needs(all(len(one.shape) == 1 for one in given))
-    table, width_offsets, index, _ = given
+    table, width_offsets, index, offsets = given
     tables, written = width_offsets.elements - 1, call.written
     total = call.value(total_at)
     if not isinstance(total, int) or isinstance(total, bool):
@@ -156,9 +160,25 @@ def _pooled_lookup(call: TorchCall) -> Ops:
         if not total and "rowwise" in call.kind and moments and moments.elements:
             total = round(table.elements / moments.elements * tables)  # one moment per row
     needs(tables > 0 and total > 0 and index.elements and table.elements)
-    cols = total / tables
-    vocab = max(table.elements / cols, 1.0)
-    return (Gather(table.dtype, float(index.elements), cols, vocab, pooled=1.0),)
+    needs(offsets.elements > tables)
+    batch, cols = (offsets.elements - 1) // tables, total / tables
+    sizes = {"rows": max(table.elements / cols, 1.0), "dim": cols, "tables": float(tables)}
+    pooling = index.elements / batch
+    return (EmbeddingBag(table.dtype, float(batch), pooling, width=float(total), **sizes),)
+
+
+def lookup_update(name: str, calls: Sequence[OpCall] | None) -> tuple[OpCall, ...] | None:
+    """What the gradient of a pooled lookup launches, by the lookup's name and ops: the rows that it
+    read updated; None where there is no lookup among them.
+    """
+    words = {"sgd": "sgd", "dense": "sgd", "rowwise": "rowwise_adagrad"}
+    # all others hold at least a number for each of a row
+    optimizer = next((words[word] for word in words if word in name), "adagrad")
+    for call in calls or ():
+        if isinstance(op := call.op, EmbeddingBag):
+            sizes = {one.name: getattr(op, one.name) for one in dataclasses.fields(op)}
+            return (OpCall(EmbeddingBagBackward(**sizes, optimizer=optimizer)),)
+    return None
 
 
 def _reordered(call: TorchCall) -> Ops:
