@@ -22,10 +22,12 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
+import pandas as pd
 
 import hybridperf as hp
 
-# seconds to invert and to precondition the matrices of one layer of BERT-large on a V100, as published
+# seconds to invert and to precondition (by inverses, fp32) the matrices of one layer of BERT-large on
+# a V100, as published
 PUBLISHED_INVERT_S, PUBLISHED_PRECONDITION_S = 80.8e-3, 8.9e-3
 PUBLISHED_DEVICE = "v100_sxm2"
 
@@ -73,18 +75,62 @@ def factored(shape: hp.TransformerShape) -> list[Factored]:
     return found
 
 
-def layer_costs(
-    device: str, bytes_per_s: float, latency_s: float, every: int
-) -> "SecondOrderCosts":
-    """Published seconds of a layer of BERT-large, scaled to a device by fp32 peaks: an assumption."""
+def priced(
+    device: str, system: str, gpus: int, shape: hp.TransformerShape, *, dtype: str = "fp16",
+    every: int = 10,
+) -> "list[SecondOrder]":  # fmt: skip
+    """What K-FAC adds on a machine at every share, smallest first: products and broadcasts by the
+    price of each, a group's gradients sent among as many ranks as there are groups; inversions by
+    the published seconds of a V100's fp32, scaled to the device by fp32 peaks (an assumption).
+
+    Args:
+        device: by name.
+        system: whose links carry inverses and gradients.
+        gpus: ranks, by data alone.
+        shape: the model.
+        dtype: that preconditioning runs in, and that inverses and gradients are sent in.
+        every: steps between inversions.
+    """
+    layers = factored(shape)
+    published = factored(hp.load_shape("bert-large"))[:6]
     peak, of_v100 = (
         hp.load_device(name).peak("fp32", "vector") for name in (device, PUBLISHED_DEVICE)
     )
-    layer, slower = factored(hp.load_shape("bert-large"))[:6], of_v100 / peak
-    return SecondOrderCosts.of_layer(
-        layer, PUBLISHED_INVERT_S * slower, PUBLISHED_PRECONDITION_S * slower,
-        bytes_per_s=bytes_per_s, latency_s=latency_s, every=every,
-    )  # fmt: skip
+    per_cube = PUBLISHED_INVERT_S * of_v100 / peak / sum(one.cubes for one in published)
+    per_product = precondition_s(device, layers[:6], dtype)
+    per_product /= sum(one.products for one in layers[:6])
+    element_bytes = 2.0 if dtype in ("fp16", "bf16") else 4.0
+    small, large = (element_bytes * of(one.weights for one in layers) for of in (min, max))
+    workers = [m for m in range(1, gpus + 1) if gpus % m == 0]
+    ends = [max(gpus // m, 2) for m in workers]
+    each = hp.load_system(system).accelerators_per_node
+    rows = pd.DataFrame({
+        "collective": "broadcast", "bytes": [small, large] * len(ends),
+        "n_gpus": np.repeat(ends, 2), "n_nodes": np.repeat([max(n // each, 1) for n in ends], 2),
+    })  # fmt: skip
+    seconds = hp.predict_collectives(rows, system)["predicted_s"].to_numpy().reshape(-1, 2)
+    found = []
+    for m, (small_s, large_s) in zip(workers, seconds, strict=True):
+        bytes_per_s = (large - small) / (large_s - small_s)
+        latency_s = max(small_s - small / bytes_per_s, 0.0)
+        costs = SecondOrderCosts(
+            per_cube, per_product, bytes_per_s, latency_s, element_bytes, every
+        )
+        found.append(second_order(layers, gpus, m / gpus, costs))
+    return found
+
+
+def precondition_s(device: str, layer: Sequence[Factored], dtype: str, sides: int = 2) -> float:
+    """Seconds of preconditioning matrices' gradients, by the price of their products.
+
+    `sides`: products by each factor: with its eigenvectors, there and back; one by its inverse.
+    """
+    rows = [
+        {"op": "gemm", "dtype": dtype, "m": one.outputs, "n": one.inputs, "k": k}
+        for one in layer for k in (one.outputs, one.inputs)
+    ]  # fmt: skip
+    found = hp.predict_ops(pd.DataFrame(rows), hp.load_model(device))
+    return sides * float(found["predicted_s"].sum())
 
 
 @dataclasses.dataclass(frozen=True)
