@@ -146,8 +146,9 @@ class FitCheck:
     def _asked(self) -> str:
         said = self.settings
         return (
-            f"served: {said['batch']} at once of {said['prompt']:,} + {said['answer']:,} tokens;"
-            f" trained: sequences of {said['length']:,}, one a GPU"
+            f"served: requests of {said['prompt']:,} + {said['answer']:,} tokens, up to"
+            f" {said['batch']:,} at once as far as there is room; trained: sequences of"
+            f" {said['length']:,}, one a GPU"
         )
 
     def _table(self, device: str, several: bool) -> str:
@@ -202,7 +203,7 @@ def fit_check(
         device: a name of `hybridperf devices`; None: this machine's, else some that are common.
         context: tokens of a request with its answer, and of a sequence that trains; None: 4,096,
             the model's own where its positions are not rotary.
-        batch: requests at once.
+        batch: requests at once; those that find no room wait.
         rank: of the adapters.
         prices: your rents (.toml), over the shipped assumptions.
 
