@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hybridperf.engine.workload import Workload
     from hybridperf.hardware import DeviceSpec
     from hybridperf.training.steps.as_graph import StepGraph
+    from hybridperf.workloads.programs.torch.capture import Captured
 
 _SLICES = 2500  # of a timeline in JSON; more are merged
 _EXPLAINED = 8  # ops
@@ -30,7 +31,9 @@ _MADE_TORCH = "(module or fn, args) or (module or fn, args, optimizer)"
 
 
 def predict(
-    row: Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]...")] = None,
+    row: Annotated[
+        list[str] | None, Argument(metavar="[SCRIPT.py [WORD]... | NAME=VALUE...]")
+    ] = None,
     jax: str = "",
     torch: str = "",
     compiled: bool = False,
@@ -53,8 +56,8 @@ def predict(
     why: bool = False,
     knob: list[str] | None = None,
 ) -> None:
-    """Time of one step of a PyTorch or JAX program, of one that a trace recorded op by op, or of
-    a training step in words.
+    """Time of one step of a PyTorch or JAX program, of a training script, of one that a trace
+    recorded op by op, or of a training step in words.
     """
     from hybridperf.collectives.fit import collectives_by_name
     from hybridperf.engine.prediction import predict as predict_step
@@ -72,15 +75,17 @@ def predict(
     )
 
     files_read = {"--export": export, "--hf": hf, "--program": program, "--trace": trace}
-    given = next((option for option, file in files_read.items() if file), "")
-    count = bool(row) + bool(jax) + bool(torch) + sum(map(bool, files_read.values()))
+    script, row = (row, None) if row and row[0].endswith(".py") else (None, row)
+    given = script[0] if script else next((one for one, file in files_read.items() if file), "")
+    kinds = (row, script, jax, torch, *files_read.values())
+    count = sum(map(bool, kinds))
     if count != 1:
-        options = "--torch or --jax module:function, --export, --hf, --program and --trace FILE"
-        options += ", and a row of NAME=VALUE"
+        options = "SCRIPT.py, --torch or --jax module:function, --export, --hf, --program and"
+        options += " --trace FILE, and a row of NAME=VALUE"
         raise wrong(f"expected one of {options}, got {count or 'none'} of them")
     for option, set_, needs in (
-        ("--gpus", gpus != 1, torch or trace),
-        ("--compiled", compiled, torch or export or hf),
+        ("--gpus", gpus != 1, torch or trace or script),
+        ("--compiled", compiled, torch or export or hf or script),
         ("--batch", batch != 1, hf),
         ("--seq", seq is not None, hf),
         ("--knob", knob, row),
@@ -92,6 +97,8 @@ def predict(
     if measure and given:
         needs = "--jax or --torch module:function with --measure"
         raise wrong(f"expected {needs}, got {given}: it runs the step")
+    if script:
+        files_read["SCRIPT.py"] = Path(script[0])
     common.table_ready(out, files_read.values(), timeline=timeline, html=html, plot=plot)
     common.compilation_cache()
     if row and (model != "here" or system or ignore or measure):
@@ -108,8 +115,13 @@ def predict(
         raise wrong(
             f"expected a model of this machine with --measure, got {model}: it runs the step here"
         )
+    captured = None
     if step:
         workload = step.prediction.workload
+    elif script:
+        captured, workload = script_step(
+            script, loaded.device, ranks=gpus, ignore=skip, compiled=compiled, **node
+        )
     elif program:
         workload = load_program(program, ignore=skip)
     elif trace:
@@ -146,6 +158,14 @@ def predict(
         workload = from_program(content, ignore=skip, **node)
     result = step.prediction if step else predict_step(loaded, workload)
     print(prediction_report(result))
+    if captured:
+        from hybridperf.workloads.programs.torch.estimate import Estimate
+
+        estimate = Estimate((result,), captured, 0.0)
+        print(f"\n{estimate.summary()}\n\n{estimate.modules_text()}")
+        common.result(
+            peak_bytes=estimate.peak_bytes, chance_fits=estimate.chance, modules=estimate.tree()
+        )
     common.result(
         time_s=result.time_s, low_s=result.low_s, high_s=result.high_s,
         roofline_s=result.roofline_s, in_range=result.in_range, notes=result.notes,
@@ -245,6 +265,30 @@ def torch_step(reference: str, *, ranks: int = 1, **options: Any) -> "Workload":
         with code_of(reference):
             made = (*optimizer, None)[0]
             return from_torch(fn, *args, optimizer=made, name=reference, **options)
+
+
+def script_step(
+    words: list[str], device: Any, *, ranks: int, **options: Any
+) -> "tuple[Captured, Workload]":
+    """The step of a training script, a file with its own arguments.
+
+    Args:
+        words: the script and what it is given.
+        device: what it is to run on.
+        ranks: of its process group.
+        options: of `from_torch`.
+    """
+    from hybridperf.workloads.programs.torch.program import workload_of
+    from hybridperf.workloads.programs.torch.script import captured_script
+
+    if device.kind != "gpu":
+        raise wrong(
+            f"expected --model of a GPU with a script, got {device.id}, a {device.kind}; --torch"
+            " module:function is for those"
+        )
+    with code_of(words[0]):
+        captured = captured_script(words[0], words[1:], ranks)
+    return captured, workload_of(captured, **options)
 
 
 def published_step(

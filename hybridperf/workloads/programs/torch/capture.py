@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,13 @@ from unittest import mock
 
 from hybridperf.io import InputError
 from hybridperf.workloads.own import check_call
-from hybridperf.workloads.programs.torch.fakes import Fakes, as_made, closed_over, without_memory
+from hybridperf.workloads.programs.torch.fakes import (
+    Fakes,
+    as_made,
+    asked_by_a_reader,
+    closed_over,
+    without_memory,
+)
 from hybridperf.workloads.programs.torch.messages import is_message
 from hybridperf.workloads.programs.torch.modules import ModulePaths
 from hybridperf.workloads.programs.torch.on_gpu import fused_drops, fused_norms
@@ -108,16 +115,59 @@ def capture(
         return found
 
 
+class Block:
+    """A step that is being done: what it has called so far."""
+
+    def __init__(self, name: str, seen: Any, notes: Sequence[str]) -> None:
+        self._name, self._seen, self._notes = name, seen, notes
+
+    @property
+    def making(self) -> bool:
+        """Whether an optimizer makes its states, by an update that does not count."""
+        return bool(self._seen.making)
+
+    def restart(self) -> None:
+        """The step begins only now."""
+        self._seen.once = True  # whatever gradients are there belong to it
+        self._seen.restart()
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """What the host does in here, such as reading data, is not of the GPU."""
+        self._seen.beside = True
+        try:
+            yield
+        finally:
+            self._seen.beside = False
+
+    def hold(self, tensors: Any) -> None:
+        """The GPU has tensors that were made beside."""
+        import torch
+
+        self._seen.tally.hold(torch, tensors)
+
+    def forget(self, tensors: Any) -> None:
+        """The GPU does not have these tensors."""
+        import torch
+
+        self._seen.tally.forget(torch, tensors)
+
+    def captured(self, *notes: str) -> Captured:
+        """What it has called, with what else to note."""
+        return _seen(None, self._name, self._seen, [*self._notes, *notes])
+
+
 @contextlib.contextmanager
-def captured_block(modules: ModulePaths) -> Iterator[Callable[[], Captured]]:
-    """What is done in here as one step of a GPU; yields what tells of it, to be asked at its end.
+def captured_block(modules: ModulePaths, ranks: int = 1, name: str = "block") -> Iterator[Block]:
+    """What is done in here as one step of a GPU, the first of some ranks; its calls are asked for
+    at its end.
 
     Real tensors stand for their shapes: what is done with one is done with a twin without memory.
     Real modules and optimizers are as they were when the block is left.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_old_objects_aside())
-        stack.enter_context(without_memory())
+        stack.enter_context(without_memory(ranks))
         import torch
 
         fakes = Fakes()
@@ -136,7 +186,7 @@ def captured_block(modules: ModulePaths) -> Iterator[Callable[[], Captured]]:
             seen.tally.hold(torch, fakes.of(tensors))
 
         stack.enter_context(modules.followed(hold))
-        yield lambda: _seen(None, "block", seen, notes)
+        yield Block(name, seen, notes)
 
 
 def _twins(torch: Any, fakes: Fakes) -> Any:
@@ -153,7 +203,9 @@ def _twins(torch: Any, fakes: Fakes) -> Any:
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            given = torch.utils._pytree.tree_map_only(torch.Tensor, twin, (args, kwargs or {}))
+            given: Any = (args, kwargs or {})
+            if not asked_by_a_reader(sys._getframe(1)):
+                given = torch.utils._pytree.tree_map_only(torch.Tensor, twin, given)
             return func(*given[0], **given[1])
 
     return Twins()

@@ -35,7 +35,7 @@ from hybridperf.io import InputError
 from hybridperf.io.later import pd
 from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.workloads.memory import USABLE, chance_fits
-from hybridperf.workloads.programs.torch.capture import Captured, capture, captured_block
+from hybridperf.workloads.programs.torch.capture import Block, Captured, capture, captured_block
 from hybridperf.workloads.programs.torch.modules import ModulePaths
 from hybridperf.workloads.programs.torch.program import workload_of
 from hybridperf.workloads.programs.torch.record import BACKWARD, FORWARD, OPTIMIZER
@@ -158,21 +158,26 @@ class Estimate:
         known = self.devices().query("chance > 0.5 and usd_per_million == usd_per_million")
         return None if known.empty else str(known["device"].iloc[0])
 
-    def __repr__(self) -> str:
-        """The step, the modules of three levels, the devices, what to know."""
+    def modules_text(self) -> str:
+        """The modules of three levels, a line each."""
         tree = self.tree(_DEPTH)
         left = len(tree) - _SHOWN
-        lines = [self._says(), "", _LINE.format("module", "parameters", "ms", "share", "GB")]
+        lines = [_LINE.format("module", "parameters", "ms", "share", "GB")]
         for row in tree.head(_SHOWN).itertuples():
             name = "  " * row.level + _short(row)
             numbers = (f"{row.parameters:,}", f"{row.seconds * 1e3:.3f}", f"{row.share:.1%}")
             lines.append(_LINE.format(name[:44], *numbers, f"{row.peak_bytes / 1e9:.3f}"))
-        lines += [f"and {left} more: `tree()` has all"] if left > 0 else []
+        return "\n".join(lines + [f"and {left} more: `tree()` has all"] * (left > 0))
+
+    def __repr__(self) -> str:
+        """The step, the modules of three levels, the devices, what to know."""
+        lines = [self.summary(), "", self.modules_text()]
         if len(self.predictions) > 1:
             lines += ["", self.devices().to_string(index=False, float_format="%.4g")]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
-    def _says(self) -> str:
+    def summary(self) -> str:
+        """Time with its interval, memory and whether it fits, in a sentence."""
         one = self.prediction
         within = "no interval"
         if one.low_s is not None and one.high_s is not None:
@@ -187,7 +192,7 @@ class Estimate:
     def _repr_html_(self) -> str:
         """What a notebook shows: the modules as a tree that opens level by level."""
         rows = [*self.tree().itertuples()]
-        parts = [f"<p>{html.escape(self._says())}</p>"]
+        parts = [f"<p>{html.escape(self.summary())}</p>"]
         for at, row in enumerate(rows):
             after = rows[at + 1].level if at + 1 < len(rows) else 0
             says = html.escape(
@@ -217,19 +222,19 @@ class BlockEstimate:
     def __init__(self, models: Sequence[PerfModel], samples: float, compiled: bool) -> None:
         self._models, self._samples, self._compiled = models, samples, compiled
         self._stack = contextlib.ExitStack()
-        self._seen: Callable[[], Captured] | None = None
+        self._block: Block | None = None
         self._found: Estimate | None = None
 
     def __enter__(self) -> BlockEstimate:
-        self._seen = self._stack.enter_context(captured_block(ModulePaths()))
+        self._block = self._stack.enter_context(captured_block(ModulePaths()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> bool | None:  # fmt: skip
-        assert self._seen is not None
-        captured = self._seen() if kind is None else None
+        assert self._block is not None
+        captured = self._block.captured() if kind is None else None
         handled = self._stack.__exit__(kind, error, trace)
         if captured is not None:
             self._found = _estimated(captured, self._models, self._samples, self._compiled)

@@ -119,7 +119,11 @@ _READERS = (
     "torch/utils/data/sampler.py", "torch/utils/data/dataloader.py",
 )  # fmt: skip
 _FEW = 4096  # numbers
-_CONTEXTS = ("torch/utils/_device.py", "torch/utils/_stats.py", "torch/_tensor.py")
+# what hands a call on: contexts of PyTorch, and modes of ours
+_CONTEXTS = (
+    "torch/utils/_device.py", "torch/utils/_stats.py", "torch/_tensor.py",
+    "programs/torch/capture.py", "programs/torch/script.py",
+)  # fmt: skip
 _INSTALL = "PyTorch is not installed here: `pip install torch==2.13.0` is its CPU build"
 
 
@@ -150,8 +154,12 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         ) -> Any:
             if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
                 return args[0]
+            if func in (torch.Tensor.to, torch._C._nn._parse_to):  # a number is a device's
+                args = tuple("cpu" if type(one) is int else one for one in args)
             moved = {name: _here(value) for name, value in (kwargs or {}).items()}
-            if _asked_by_a_reader(sys._getframe(1)) or _of_known_numbers(torch, func, args, moved):
+            if type(moved.get("device")) is int:
+                moved["device"] = "cpu"
+            if asked_by_a_reader(sys._getframe(1)) or _of_known_numbers(torch, func, args, moved):
                 with unset_fake_temporarily():
                     return func(*map(_here, args), **moved)
             if func is torch.nn.functional.scaled_dot_product_attention:
@@ -260,8 +268,8 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int)
 
 
-def _asked_by_a_reader(frame: types.FrameType | None) -> bool:
-    """Whether one of `_READERS` calls, or a context of a default device that it has set."""
+def asked_by_a_reader(frame: types.FrameType | None) -> bool:
+    """Whether one of `_READERS` calls, through whatever hands calls on."""
     while frame is not None and frame.f_code.co_filename.endswith(_CONTEXTS):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.endswith(_READERS)

@@ -59,6 +59,14 @@ class StorageTally:
             elif isinstance(value, torch.Tensor):
                 self.number(value)
 
+    def forget(self, torch: Any, tree: Any) -> None:
+        """Count the storages of all tensors in a tree no longer: they lie elsewhere."""
+        for value in torch.utils._pytree.tree_leaves(tree):
+            if isinstance(value, torch.Tensor) and self.number(value):
+                reference = weakref.ref(value.untyped_storage())
+                self._change(reference, -self._sizes[reference])
+                self._sizes[reference] = 0.0
+
     def restart(self) -> None:
         """Counts the peak from the bytes that are alive now."""
         self.peak_bytes = self.alive_bytes
@@ -180,6 +188,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             self.updating = self.updated = self.depth = 0
             self.making = False  # states of an optimizer, which a program makes only once
             self.once = False  # whether this step does what only a first one does
+            self.beside = False  # whether the host does something else, which is not seen
             self.held: list[Any] = []  # parameters whose gradients a next step may begin with
             self.awaited: list[Any] = []  # those of the step before
             self.hooks: list[Any] = []
@@ -288,7 +297,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
                 else:
                     raise
             name = func._schema.name
-            if name.partition("::")[0] in _NO_OPS or name == _READ:
+            if self.beside or name.partition("::")[0] in _NO_OPS or name == _READ:
                 return result
             if self.awaited:
                 if all(one.grad is None for one in self.awaited):
