@@ -101,8 +101,7 @@ TASKS = (
          "hybridperf trace replay traces.tar.gz --links 2x",
          ("2x", "twice"), "--links"),
     Task("a trace of shapes, priced", _TUTORIALS + "trace.md",
-         "hybridperf predict --trace execution_trace.json.gz --model v100_sxm2"
-         " --ignore collectives",
+         "hybridperf predict --trace execution_trace.json.gz --model v100_sxm2",
          ("v100_sxm2", "v100_sxm3"), "did you mean"),
     Task("tables to shard", _TUTORIALS + "sharding.md",
          "hybridperf shard tables.csv --gpus 4 --batch 4096 --model a100_sxm4_80g --system dgx_a100"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SLICES = 2500  # of a timeline in JSON; more are merged
 _EXPLAINED = 8  # ops
 _MADE = "(fn, args) or (fn, args, donate_argnums)"
-_TAKES_TORCH = "--torch module:function"
+_TAKES_TORCH = "--torch module:function or a SCRIPT.py"
 # Transformers attends by `scaled_dot_product_attention` unless told otherwise
 _HF_ATTENTION = {"attention": "fused", "attention_kernel": "sdpa"}
 _MADE_TORCH = "(module or fn, args) or (module or fn, args, optimizer)"
