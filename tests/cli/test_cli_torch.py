@@ -142,7 +142,7 @@ def test_a_published_model_is_a_shape_of_plans_and_steps(command) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--export", "net.pt2", "--gpus", 8], "expected --torch module:function or a SCRIPT.py with --gpus"),
+        (["--export", "net.pt2", "--gpus", 8], "or a SCRIPT.py with --gpus"),
         (["--export", "net.pt2", "--seq", 8], "expected --hf CONFIG.json with --seq"),
         (["--export", "config.json"], "found no ZIP archive"),
         (["--export", "absent.pt2"], "found none; check the path"),
