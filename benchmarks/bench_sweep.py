@@ -1,7 +1,7 @@
 """What a sweep costs besides its predictions, run by hand: python benchmarks/bench_sweep.py
 [--quick]
 
-(a) Points a second of a shipped sweep of collectives (chunks, derived columns, best so far, part
+(a) Points a second of a sweep of collectives (chunks, derived columns, best so far, part
 files, one Parquet file at the end) over
     those of the same chunks predicted in memory and thrown away, in a process of its own on one
     core, with its peak memory.
@@ -18,48 +18,53 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-SPEC = "collectives_h100"
-QUICK_BYTES = 50_000  # values of `bytes` where the shipped spec has 500,000: a million points
-CLUSTER_CHUNK, CLUSTER_BYTES = 16384, 200_000
+MODEL = "aic_h100_sxm"
+SIZES, QUICK_SIZES = 500_000, 50_000  # values of `bytes`: ten million points, or one
+CLUSTER_CHUNK, CLUSTER_SIZES = 16384, 200_000
 RATE_BAR, WORKERS_BAR = 0.8, 1.9
 
 
-def spec(count: int | None, chunk: int | None = None) -> dict:
-    """The shipped spec with fewer sizes."""
-    from hybridperf.explore.sweeps.spec import read_spec
-
-    document = dict(read_spec(SPEC).document)
-    if count is not None:
-        document["parameters"] = document["parameters"] | {
-            "bytes": document["parameters"]["bytes"] | {"count": count}
-        }
-    return document | ({} if chunk is None else {"chunk": chunk})
+def asked(count: int, chunk: int = 65536) -> dict[str, Any]:
+    """Which collective, over how many ranks of an 8-GPU node, with how many bytes."""
+    fields = {
+        "collective": ["all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast"],
+        "n_gpus": "2..16", "n_nodes": 1, "bytes": {"min": 1e3, "max": 1e10, "count": count},
+    }  # fmt: skip
+    derived = {"seconds_per_byte": "predicted_s / bytes"}
+    return {"question": "collectives", "fields": fields, "derived": derived, "chunk": chunk}
 
 
-def in_memory(document: dict, share: int) -> float:
+def read(given: dict[str, Any]) -> Any:
+    from hybridperf.explore.sweeps.spec import document, read_spec
+
+    return read_spec(document(**given, settings={"model": MODEL}, folder=Path(".")))
+
+
+def in_memory(given: dict[str, Any], share: int) -> float:
     """Points a second of every `share`-th chunk, evaluated and thrown away."""
     from hybridperf.explore.sweeps.chunk import bounds, chunks, points
-    from hybridperf.explore.sweeps.spec import read_spec
 
-    read = read_spec(document)
-    read.target.evaluate(points(read, 0))  # compiles
-    some = range(0, chunks(read), share)
+    spec = read(given)
+    spec.target.evaluate(points(spec, 0))  # compiles
+    some = range(0, chunks(spec), share)
     start_s = time.process_time()
     for chunk in some:
-        read.target.evaluate(points(read, chunk))
-    return sum(stop - start for start, stop in (bounds(read, chunk) for chunk in some)) / (
+        spec.target.evaluate(points(spec, chunk))
+    return sum(stop - start for start, stop in (bounds(spec, chunk) for chunk in some)) / (
         time.process_time() - start_s
     )
 
 
-def whole(document: dict, folder: Path) -> float:
+def whole(given: dict[str, Any], folder: Path) -> float:
     """Points a second of the sweep: processor time, writing and reading the parts included."""
     import hybridperf as hp
 
     start_s = time.process_time()
-    done = hp.sweep(document, folder / "out.parquet")
+    best = {"top": 10, "by": "seconds_per_byte"}
+    done = hp.sweep(**given, **best, model=MODEL, out=folder / "out.parquet")
     assert done.rows == done.points == done.computed
     return done.points / (time.process_time() - start_s)
 
@@ -67,12 +72,12 @@ def whole(document: dict, folder: Path) -> float:
 def alone(quick: bool) -> dict[str, float]:
     """(a), to be run in a process of its own."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    document = spec(QUICK_BYTES if quick else None)
-    memory = in_memory(document, 3 if quick else 10)
+    given = asked(QUICK_SIZES if quick else SIZES)
+    memory = in_memory(given, 3 if quick else 10)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     with tempfile.TemporaryDirectory() as folder:
-        rate = whole(document, Path(folder))
-    again = in_memory(document, 3 if quick else 10)  # before and after: others share the machine
+        rate = whole(given, Path(folder))
+    again = in_memory(given, 3 if quick else 10)  # before and after: others share the machine
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "rate": rate,
@@ -86,15 +91,14 @@ def workers(count: int) -> float:
     """Points a second with so many Dask workers, from the tenth of their chunks to the last."""
     from hybridperf.explore.sweeps import cluster
     from hybridperf.explore.sweeps.chunk import chunks
-    from hybridperf.explore.sweeps.spec import read_spec
     from hybridperf.explore.sweeps.store import SweepStore, sweep_identity
 
-    read = read_spec(spec(CLUSTER_BYTES, CLUSTER_CHUNK))
+    spec = read(asked(CLUSTER_SIZES, CLUSTER_CHUNK))
     with tempfile.TemporaryDirectory() as folder:
-        store = SweepStore(Path(folder) / "out.parquet", sweep_identity(read.identity()))
+        store = SweepStore(Path(folder) / "out.parquet", sweep_identity(spec.identity()))
         with store.open():
-            todo = range(chunks(read))
-            finished_s = [time.monotonic() for _ in cluster.do(read, todo, store, count, None)]
+            todo = range(chunks(spec))
+            finished_s = [time.monotonic() for _ in cluster.do(spec, todo, store, count, None)]
     warm = len(finished_s) // 10  # each has compiled and read the model by then
     return (len(finished_s) - warm) * CLUSTER_CHUNK / (finished_s[-1] - finished_s[warm - 1])
 

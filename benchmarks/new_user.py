@@ -108,10 +108,10 @@ TASKS = (
          " --method size_lookup --folder placed",
          ("size_lookup", "size_lokup"), "did you mean 'size_lookup'",
          ("placed/shard.json", "placed/shard.png")),
-    Task("a grid", _TUTORIALS + "grids.md",
-         "hybridperf sweep grid.toml --out grid_by_spec.parquet --top 5",
-         ("grid_by_spec.parquet", "grid.csv"), ".parquet",
-         ("grid_by_spec.parquet", "grid_by_spec.top.csv")),
+    Task("a grid of messages", _TUTORIALS + "grids.md",
+         "hybridperf sweep collectives --model aic_h100_sxm --collective all_reduce,all_gather"
+         " --bytes 1024..1073741824 --gpus 2..8 --nodes 1 --out messages.parquet --top 5",
+         ("messages.parquet", "grid.csv"), ".parquet", ("messages.parquet", "messages.top.csv")),
     Task("a grid of training steps", _TUTORIALS + "grids.md",
          "hybridperf sweep steps --model llama3-70b --gpu h100_sxm,b200_sxm --gpus 256..1024"
          " --tp 2,4,8 --pp 1,2,4,8 --global-batch 1024 --where \"fits == 1\""

@@ -13,8 +13,8 @@ _PICTURE = "shard.png"
 
 
 def sweep(
-    spec: Annotated[list[str] | None, Argument(metavar="QUESTION --FIELD VALUES... | SPEC")] = None,
-    out: Path | None = None,
+    question: Annotated[list[str], Argument(metavar="QUESTION --FIELD VALUES...")],
+    out: Annotated[Path, Option()],
     rows: Path | None = None,
     where: list[str] | None = None,
     sample: int | None = None,
@@ -29,37 +29,27 @@ def sweep(
     scheduler: str | None = None,
     restart: bool = False,
     html: Path | None = None,
-    example: bool = False,
 ) -> int:
     """Evaluate a grid or sample of configurations into a Parquet file. Stopped at any moment, it
     goes on where it was.
 
     \b
-    QUESTION is steps, serve, plans, runs, ops or collectives: what each row asks. Its fields are
-    options, by any name that the command of that name reads (`hybridperf steps --help`), and
+    QUESTION is steps, serve, plans, runs, rl, ops or collectives: what each row asks. Its fields
+    are options, by any name that the command of that name reads (`hybridperf steps --help`), and
     every combination of their values is a row:
       --tp 8             one value
       --tp 1,2,4,8       each of a list
       --gpus 256..4096   powers of two between
       --pp 1..9:2        1, 3, 5, 7, 9
     ops and collectives also take --model, whose prices are asked; steps --knobs, serve --fit, as
-    hp.sweep does. A SPEC is a file that says all of it, and more.
+    hp.sweep does.
     """
     from hybridperf.explore.sweeps import sweep as run_sweep
-    from hybridperf.explore.sweeps.spec import SHIPPED
     from hybridperf.io import read_table
     from hybridperf.report.text import print_table
 
-    if example:
-        text = min(SHIPPED.glob("collectives_*")).read_text("utf-8")
-        common.result(spec=text)
-        print(text, end="")
-        return 0
-    if not spec or out is None:
-        lacking = "--out FILE" if spec else "a question with its fields or SPEC"
-        raise wrong(f"expected {lacking} with `sweep`, got none; --example prints a spec")
-    what, *words = spec
-    keep_files({"--out": out, "--html": html}, [Path(what), rows])
+    what, *words = question
+    keep_files({"--out": out, "--html": html}, [rows])
     if html is not None:
         common.ready(html, "--html")
     compilation_cache()

@@ -1,7 +1,6 @@
 """`hybridperf devices`, `systems`, `models`, `show`: what is known."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -87,11 +86,6 @@ def show(
 
     for one in filter(None, (name, other)):
         check_folder(one)
-    if name == "spec" and not other:
-        from hybridperf.explore.sweeps.written import json_schema
-
-        said = json.dumps(json_schema(), indent=1)
-    else:
-        said = difference(name, other) if other else known(name)
+    said = difference(name, other) if other else known(name)
     result(text=said, groups=[] if other else group_facts(name))
     print(said)

@@ -71,8 +71,8 @@ def known(name: str) -> str:
     if os.path.exists(name):
         return model(load_model(name))
     machines = [*hardware.names_people_use("devices"), *hardware.names_people_use("systems")]
-    names = [*machines, *shipped_models(), *shape_names(), "ops", "spec", "here"]
-    hint = "give a device, a system, a Transformer, a model folder, `ops` or `spec`"
+    names = [*machines, *shipped_models(), *shape_names(), "ops", "here"]
+    hint = "give a device, a system, a Transformer, a model folder or `ops`"
     raise unknown("name", name, names, hint)
 
 
@@ -80,7 +80,7 @@ def group_facts(name: str) -> list[dict[str, Any]]:
     """Of a model, each group of ops that was measured: rows, half-width of its 90 % interval,
     quantiles of held-out log(predicted / measured), efficiencies; else nothing.
     """
-    if name in ("ops", "spec") or not holds_a_model(name):
+    if name == "ops" or not holds_a_model(name):
         return []
     model = load_model(name)
     return [

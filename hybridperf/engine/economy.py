@@ -105,8 +105,7 @@ def economy(device: DeviceSpec, file: Path | None = None) -> Economy:
     Raises:
         InputError: for a file that is none, or rates that cannot be.
     """
-    shipped = read_prices({}, Path())
-    prices = shipped if file is None else read_prices({"file": str(file.absolute())}, Path())
+    shipped, prices = read_prices(), read_prices(file)
     used: dict[str, UnitPrice] = {}
 
     def take(name: str) -> float:

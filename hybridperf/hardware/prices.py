@@ -1,4 +1,4 @@
-"""What things cost and draw: numbers with unit, date and source, for formulas of a spec.
+"""What things cost and draw: numbers with unit, date and source.
 
 schema = "hybridperf/prices"
 schema_version = 1
@@ -11,9 +11,7 @@ source = "our contract"
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pydantic
 
@@ -34,20 +32,9 @@ class UnitPrice(pydantic.BaseModel):
     source: str
 
 
-def read_prices(given: Mapping[str, Any], folder: Path) -> dict[str, UnitPrice]:
-    """The shipped prices, replaced by those of `[prices] file`, and those by `[prices]` itself."""
-    prices = _read(_SHIPPED)
-    if "file" in given:
-        if not isinstance(given["file"], str):
-            raise InputError(f"[prices] file must be the name of a file, got {given['file']!r}")
-        prices |= _read(folder / given["file"])
-    for name, value in given.items():
-        if name == "file":
-            continue
-        finite_number(f"price {name}", value)
-        unit = prices[name].unit if name in prices else "not said"
-        prices[name] = UnitPrice(value=value, unit=unit, date="not said", source="the spec")
-    return prices
+def read_prices(file: Path | None = None) -> dict[str, UnitPrice]:
+    """The shipped prices, replaced by those of a user's file."""
+    return _read(_SHIPPED) | (_read(file) if file else {})
 
 
 def _read(path: Path) -> dict[str, UnitPrice]:
@@ -59,8 +46,7 @@ def _read(path: Path) -> dict[str, UnitPrice]:
         what = f"{path}: price {name}"
         if not isinstance(written, dict):
             expected = f"expected a section [{name}] of value, unit, date and source"
-            alone = "a number alone can stand under [prices] of a spec"
-            raise InputError(f"{what} is {written!r} alone; {expected} ({alone})")
+            raise InputError(f"{what} is {written!r} alone; {expected}")
         try:
             prices[name] = UnitPrice.model_validate(written)
         except pydantic.ValidationError as error:

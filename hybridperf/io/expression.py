@@ -1,4 +1,4 @@
-"""Arithmetic that users write into a spec: `tp*pp*dp == gpus`, `bytes / n_gpus >= 1024`.
+"""Arithmetic that users write: `tp*pp*dp == gpus`, `bytes / n_gpus >= 1024`.
 
 Text is parsed by Python's own parser and read by a short list of what may stand in it; nothing of
 it is ever run as code. All numbers are float64, so nothing overflows into another number; what has
@@ -13,13 +13,13 @@ import ast
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from hybridperf.io import InputError
+from hybridperf.io import InputError, unknown
 
 _LONGEST = 1000  # characters: deeper nesting than that is no formula
 _ARITHMETIC: dict[type, Callable] = {
@@ -107,7 +107,7 @@ class Expression:
 
 
 def parse(text: Any, where: str) -> Expression:
-    """A formula from a spec; `InputError` for anything but a formula."""
+    """A formula; `InputError` for anything but a formula."""
     if not isinstance(text, str) or not text.strip() or len(text) > _LONGEST:
         expected = f"must be a formula as text of at most {_LONGEST} characters"
         raise InputError(f"{where} {expected}, got {str(text)[:60]!r}")
@@ -123,6 +123,32 @@ def parse(text: Any, where: str) -> Expression:
     functions = {node.func for node in nodes if isinstance(node, ast.Call)}
     names = (node for node in nodes if isinstance(node, ast.Name) and node not in functions)
     return Expression(text, frozenset(node.id for node in names), is_condition, tree)
+
+
+def known_formula(
+    text: Any, where: str, known: Sequence[str], *, condition: bool = False,
+    later: Collection[str] = (),
+) -> Expression:  # fmt: skip
+    """A formula that gives a number, or with `condition` yes or no, all of whose names are known.
+
+    `later`: derived columns computed afterwards.
+    """
+    formula = parse(text, where)
+    if condition and not formula.is_condition:
+        got = f"got the number {formula.text!r}"
+        raise InputError(f"{where} must be a condition such as a <= b, {got}")
+    if formula.is_condition and not condition:
+        raise InputError(f"{where} must be a number, got the condition {formula.text!r}")
+    for name in sorted(formula.names):
+        if name in known:
+            continue
+        if name not in later:
+            raise unknown(f"name in {where}:", name, known, f"there are {', '.join(known)}")
+        if where == f"derived {name}":
+            raise InputError(f"{where} needs itself; a column cannot depend on itself")
+        mend = f"write {name} above it, unless the two depend on each other"
+        raise InputError(f"{where} needs {name!r}, which is worked out after it; {mend}")
+    return formula
 
 
 def _is_equality(op: ast.cmpop) -> bool:

@@ -107,13 +107,6 @@ def test_old_spellings_go_on_working_with_a_notice(run, tmp_path):
     assert "--shape" not in run("ops", tmp_path / "no.csv", "--model", "v100")[2]
 
 
-def test_an_example_of_a_spec(run, refused, tmp_path):
-    out = run("sweep", "--example")[1]
-    assert 'schema = "hybridperf/spec"' in out
-    (tmp_path / "spec.toml").write_text(out)
-    assert "expected --out FILE with `sweep`" in refused("sweep", tmp_path / "spec.toml")
-
-
 def test_completion():
     asked = {
         "_HYBRIDPERF_COMPLETE": "complete_bash",
@@ -143,12 +136,3 @@ def test_predict_measures_what_it_predicts(run, refused, tmp_path, monkeypatch):
     assert told["measured"]["predicted_s"] == told["time_s"]
     assert "gemm" in set(pd.read_csv("ops.csv")["group"])
     assert "expected --jax" in refused("predict", "--program", "p.json", "--measure")
-
-
-def test_all_wrong_parameters_of_a_spec_are_said_at_once(run, refused, tmp_path):
-    text = run("sweep", "--example")[1]
-    wrong = "[parameters]\nx = { log = [3, 1], count = 2 }\ny = { lin = [1, 2] }\n"
-    (tmp_path / "spec.toml").write_text(text.replace("[parameters]\n", wrong))
-    said = refused("sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet")
-    assert "parameter x has a range" in said
-    assert "parameter y needs a count" in said

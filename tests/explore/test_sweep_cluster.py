@@ -9,32 +9,24 @@ import time
 
 import pandas as pd
 import pytest
+from support.sweeps import spec_of, words_of
 
 import hybridperf as hp
 from hybridperf.explore.sweeps import cluster
-from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.io import InputError
 from hybridperf.io import workers as workers_of_dask
 
-SPEC = {
-    "chunk": 50,
-    "target": {"question": "ops", "model": "a100_sxm4_40g"},
-    "parameters": {
-        "op": "gemm",
-        "dtype": ["fp16", "fp32"],
-        "m": {"sobol": [16, 4096], "integer": True},
-        "n": 512,
-        "k": [64, 96, 128],
-    },
-    "design": {"count": 250},
-    "constraints": {"large": "m > 100"},
-}
+GEMMS = {
+    "question": "ops", "model": "a100_sxm4_40g", "chunk": 50, "where": "m > 100",
+    "fields": {"op": "gemm", "dtype": ["fp16", "fp32"], "m": list(range(16, 4016, 16)), "n": 512,
+               "k": [64, 96, 128]},
+}  # fmt: skip
 
 
 def test_without_dask_it_is_refused(refused, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert "hybridperf[distributed]" in refused(
-        "sweep", tmp_path / "spec.toml", "--out", tmp_path / "out.parquet", "--workers", "2"
+        *words_of(**GEMMS), "--out", tmp_path / "out.parquet", "--workers", "2"
     )
 
 
@@ -42,12 +34,12 @@ def test_a_scheduler_that_is_not_there(tmp_path, monkeypatch):
     pytest.importorskip("distributed", reason="Dask is not installed (extra `distributed`)")
     monkeypatch.setattr(workers_of_dask, "_PATIENCE_S", 0.5)
     with pytest.raises(InputError, match="no Dask scheduler answers at tcp://127"):
-        hp.sweep(SPEC, tmp_path / "out.parquet", scheduler="tcp://127.0.0.1:9", quiet=True)
+        hp.sweep(**GEMMS, out=tmp_path / "out.parquet", scheduler="tcp://127.0.0.1:9", quiet=True)
 
 
 def test_two_workers_give_the_same_bytes_though_one_is_killed(tmp_path, monkeypatch):
     pytest.importorskip("distributed", reason="Dask is not installed (extra `distributed`)")
-    alone = hp.sweep(SPEC, tmp_path / "alone.parquet", top=5, quiet=True)
+    alone = hp.sweep(**GEMMS, out=tmp_path / "alone.parquet", top=5, quiet=True)
     killed = []
     started = workers_of_dask._client
 
@@ -75,7 +67,7 @@ def test_two_workers_give_the_same_bytes_though_one_is_killed(tmp_path, monkeypa
             return self._inner.__exit__(*error)
 
     monkeypatch.setattr(workers_of_dask, "_client", Watched)
-    shared = hp.sweep(SPEC, tmp_path / "shared.parquet", top=5, workers=2, quiet=True)
+    shared = hp.sweep(**GEMMS, out=tmp_path / "shared.parquet", top=5, workers=2, quiet=True)
     assert killed
     assert shared.computed == shared.points == 1500
     assert shared.out.read_bytes() == alone.out.read_bytes()
@@ -85,13 +77,13 @@ def test_two_workers_give_the_same_bytes_though_one_is_killed(tmp_path, monkeypa
 
 def test_workers_of_a_scheduler_send_their_parts(tmp_path):
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
-    alone = hp.sweep(SPEC, tmp_path / "alone.parquet", quiet=True)
+    alone = hp.sweep(**GEMMS, out=tmp_path / "alone.parquet", quiet=True)
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=None,
         local_directory=tmp_path,
     ) as theirs:  # fmt: skip
         out, address = tmp_path / "theirs.parquet", theirs.scheduler_address
-        shared = hp.sweep(SPEC, out, scheduler=address, quiet=True)
+        shared = hp.sweep(**GEMMS, out=out, scheduler=address, quiet=True)
     assert shared.computed == 1500
     assert shared.out.read_bytes() == alone.out.read_bytes()
 
@@ -116,7 +108,7 @@ def test_a_task_grows_to_half_a_second_and_shrinks_towards_the_end(monkeypatch):
 
 
 def test_a_worker_with_another_model_refuses():
-    document = {**SPEC, "target": {"question": "ops", "model": "a100_sxm4_80g"}}
+    spec = spec_of(**GEMMS | {"model": "a100_sxm4_80g"})
     with pytest.raises(InputError, match="another model"):
-        cluster._parts(json.dumps(document), ".", "0123", None, 0, [0], None)
-    assert read_spec(document).chunk == 50
+        cluster._parts(json.dumps(spec.document), ".", "0123", None, 0, [0], None)
+    assert spec.chunk == 50

@@ -1,4 +1,4 @@
-"""Columns of a batch, the best so far while a sweep runs, specs that come by name."""
+"""Columns of a batch, the best so far while a sweep runs."""
 
 import dataclasses
 import re
@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from support.sweeps import words_of
 
 import hybridperf as hp
 from hybridperf.engine.batches import BatchPredictor, predict_batch
 from hybridperf.explore.sweeps.front import BestPoints, BestRule
-from hybridperf.explore.sweeps.spec import SHIPPED, read_spec
 from hybridperf.hardware import load_device
 from hybridperf.io import InputError, progress, write_json
 from hybridperf.model import PerfModel, model_or_datasheet
@@ -96,20 +96,15 @@ def test_an_op_without_seconds_is_named(model_and_step):
 
 def test_the_best_so_far_is_shown_while_it_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
-    document = {
-        "chunk": 20,
-        "target": {"question": "ops", "model": "a100_sxm4_40g"},
-        "parameters": {"op": "gemm", "dtype": "fp16", "n": 512, "k": 512,
-                       "m": {"min": 64, "max": 4096, "count": 60, "integer": True}},
-        "objective": {"minimise": ["predicted_s"], "maximise": ["m"]},
-    }  # fmt: skip
-    done = hp.sweep(document, tmp_path / "out.parquet")
+    fields = {"op": "gemm", "dtype": "fp16", "n": 512, "k": 512,
+              "m": {"min": 64, "max": 4096, "count": 60, "integer": True}}  # fmt: skip
+    given = {"question": "ops", "fields": fields, "model": "a100_sxm4_40g", "chunk": 20}
+    done = hp.sweep(**given, out=tmp_path / "out.parquet", minimise="predicted_s", maximise="m")
     message = capsys.readouterr().err
     rows = pd.read_parquet(done.out)
     assert re.search(r"40 of 60, .* points/s; \d+ on the front", message)
     assert len(pd.read_csv(done.front)) > 1
-    del document["objective"]
-    hp.sweep(document, tmp_path / "again.parquet")
+    hp.sweep(**given, out=tmp_path / "again.parquet")
     best = rows.head(40).sort_values(["predicted_s", "point"]).iloc[0]
     said = f"least predicted_s {best['predicted_s']:.4g} at point {best['point']:.0f}"
     assert said in capsys.readouterr().err
@@ -138,30 +133,16 @@ def test_best_of_tables_is_best_of_rows():
     assert (kept.top["word"] == "x").all()
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.toml")))
-def test_shipped_specs_are_right(name):
-    spec = read_spec(name)
-    assert spec.document["schema"] == "hybridperf/spec"
-    assert spec.best.count == 10
-
-
-def test_a_shipped_spec_by_name(run, refused, tmp_path, monkeypatch):
-    monkeypatch.setattr("hybridperf.explore.sweeps.spec.SHIPPED", tmp_path)
-    text = """schema = "hybridperf/sweep"\nschema_version = 1\n[target]\nquestion = "ops"
-model = "a100_sxm4_40g"\n[parameters]\nop = "gemm"\ndtype = "fp16"
-m = [64, 128, 256, 512, 1024, 2048]\nn = 64\nk = 64\n[top]\ncount = 10\n"""
-    (tmp_path / "small.toml").write_text(text)
-    status, message, _ = run("sweep", "small", "--out", tmp_path / "out.parquet")
+def test_the_best_are_printed(run, tmp_path):
+    sizes = {"m": [64, 128, 256, 512, 1024, 2048], "n": 64, "k": 64}
+    words = words_of("ops", {"op": "gemm", "dtype": "fp16"} | sizes, "a100_sxm4_40g", top=10)
+    status, message, _ = run(*words, "--out", tmp_path / "out.parquet")
     assert status == 0
     lines = message.splitlines()
     head = next(i for i, line in enumerate(lines) if line.split()[:2] == ["point", "m"])
-    sizes = {"m": [64, 128, 256, 512, 1024, 2048], "n": 64, "k": 64}
     asked = pd.DataFrame({"op": "gemm", "dtype": "fp16", **sizes})
     quickest = np.argsort(model_or_datasheet("a100_sxm4_40g").predict_ops(asked)["predicted_s"])
     # such small products take a few us each, so the largest need not be the slowest
     assert [int(line.split()[0]) for line in lines[head + 2 : head + 7]] == quickest[:5].tolist()
     assert "op gemm" in message
     assert "and 1 more" in message
-    assert "or a shipped example: small" in refused(
-        "sweep", "smal", "--out", tmp_path / "other.parquet"
-    )

@@ -10,14 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from support.sweeps import spec_of
 
 import hybridperf as hp
 from hybridperf.explore.sweeps.ranges import values_of
-from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.io import InputError
 from hybridperf.training.steps.frames import step_effects
 
@@ -163,7 +164,7 @@ def test_a_sample_is_drawn_evenly_and_is_the_same_again(tmp_path: Path):
     assert first["global_batch"].between(64, 1024).all()
     assert first["global_batch"].nunique() > 100
     fields["global_batch"] = {"min": 64, "max": 1024}
-    with pytest.raises(InputError, match="needs a \\[design\\] with count"):
+    with pytest.raises(InputError, match="needs a count of its values"):
         hp.sweep("steps", tmp_path / "no.parquet", fields=fields, quiet=True)
 
 
@@ -195,14 +196,15 @@ def test_ranges_that_hold_nothing_are_refused(text: str):
         ("steps", STEPS, {"model": "h100_sxm"}, "model is no setting of steps"),
         ("steps", None, {}, "expected fields and their values"),
         ("ops", FIELDS["ops"], {}, "needs a model"),
-        ("collectives_h100", STEPS, {}, "expected a question"),
+        ("step", STEPS, {}, "known are ops, collectives, steps"),
+        (3, STEPS, {}, "expected a question .*, got int"),
         ("steps", STEPS, {"where": "tp < nonsense"}, "nonsense"),
         ("steps", STEPS, {"where": "__import__('os')"}, "cannot stand in a formula"),
         ("steps", STEPS | {"tp": []}, {}, "no values|values of tp"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_done(
-    question: str, fields: dict | None, more: dict, says: str, tmp_path: Path
+    question: Any, fields: dict | None, more: dict, says: str, tmp_path: Path
 ):
     with pytest.raises(InputError, match=says):
         hp.sweep(question, tmp_path / "grid.parquet", fields=fields, quiet=True, **more)
@@ -264,30 +266,12 @@ def test_an_interrupted_command_says_what_is_kept(tmp_path: Path):
     assert "grid.parquet.parts" in err.strip().splitlines()[-1]
 
 
-def test_a_spec_can_ask_a_question(tmp_path: Path):
-    spec = {
-        "target": {"question": "steps"},
-        "parameters": {
-            name: one if isinstance(one, list) else [one] for name, one in STEPS.items()
-        },
-    }
-    wrong = spec | {"target": {"question": "step"}}
-    with pytest.raises(InputError, match="known are ops, collectives, steps"):
-        hp.sweep(wrong, tmp_path / "grid.parquet", quiet=True)
-    done = hp.sweep(spec, tmp_path / "grid.parquet", quiet=True)
-    same(done.frame().drop(columns="point"), hp.predict_steps(product(STEPS)))
-
-
 def test_files_that_cells_name_are_part_of_what_a_sweep_is(tmp_path: Path):
     sizes = tmp_path / "mine.json"
 
     def identity(layers: int) -> str:
         sizes.write_text(f'{{"layers": {layers}}}')
-        spec = {
-            "target": {"question": "steps"},
-            "parameters": {"model": [str(sizes)], "tp": [1, 2]},
-        }
-        return str(read_spec(spec).identity())
+        return str(spec_of("steps", {"model": str(sizes), "tp": [1, 2]}).identity())
 
     assert identity(2) == identity(2)
     assert identity(2) != identity(3)
@@ -303,15 +287,15 @@ def test_two_workers_write_what_one_process_writes(tmp_path: Path):
     same(one, two)
 
 
-def test_five_kills_lose_and_double_nothing_and_a_flipped_byte_is_computed_again(tmp_path: Path):
+def test_four_kills_lose_and_double_nothing_and_a_flipped_byte_is_computed_again(tmp_path: Path):
     words = [f"--{name}={','.join(map(str, one if isinstance(one, list) else [one]))}"
              for name, one in STEPS.items()]  # fmt: skip
     out, parts = tmp_path / "killed.parquet", tmp_path / "killed.parquet.parts"
     command = [sys.executable, "-m", "hybridperf.cli", "sweep", "steps", *words, "--global-batch",
-               "64..1024", "--chunk", "2", "--out", str(out)]  # fmt: skip
+               "64..1024", "--chunk", "2", "--top", "5", "--out", str(out)]  # fmt: skip
     command = [one for one in command if not one.startswith("--global_batch")]
     rng, seen = np.random.default_rng(0), list[int]()
-    for _ in range(5):
+    for _ in range(4):
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env=os.environ | {"JAX_PLATFORMS": "cpu"},
@@ -339,3 +323,7 @@ def test_five_kills_lose_and_double_nothing_and_a_flipped_byte_is_computed_again
     expected = hp.predict_steps(product({name: fields[name] for name in order}))
     same(found.drop(columns="point")[list(expected)], expected)
     assert not parts.exists()
+    order = {name: fields[name] for name in order}
+    whole = hp.sweep("steps", tmp_path / "whole.parquet", fields=order, chunk=2, top=5, quiet=True)
+    assert out.read_bytes() == whole.out.read_bytes()
+    assert out.with_name("killed.top.csv").read_bytes() == whole.top.read_bytes()

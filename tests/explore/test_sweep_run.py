@@ -14,15 +14,13 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from support.sweeps import spec_of, words_of
 
 import hybridperf as hp
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.batches import predict_batch
 from hybridperf.explore.sweeps import run as sweep_run
-from hybridperf.explore.sweeps.document import renewed
-from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.explore.sweeps.store import SweepStore
-from hybridperf.explore.sweeps.written import Faults
 from hybridperf.hardware import canonical_dtype, load_device
 from hybridperf.io import InputError, write_json
 from hybridperf.model import PerfModel, model_or_datasheet
@@ -31,17 +29,13 @@ from hybridperf.ops import Gemm, OpCall
 from hybridperf.workloads.programs.jax.program import PROGRAM_SCHEMA_VERSION, compile_program
 
 GEMMS = {
-    "chunk": 500,
-    "target": {"question": "ops", "model": "a100_sxm4_40g"},
-    "parameters": {
-        "op": "gemm",
-        "dtype": ["fp16", "fp32"],
-        "m": {"powers_of_two": [16, 4096]},
-        "n": {"log": [16, 4096], "count": 30, "integer": True},
-        "k": {"random": [8, 8192], "scale": "log", "integer": True},
+    "question": "ops", "model": "a100_sxm4_40g", "chunk": 500,
+    "fields": {
+        "op": "gemm", "dtype": ["fp16", "fp32"], "m": [2**at for at in range(4, 13)],
+        "n": np.rint(np.geomspace(16, 4096, 30)).astype(int).tolist(),
+        "k": [8, 33, 96, 500, 1200, 4000, 8192],
     },
-    "design": {"count": 7, "seed": 1},
-}
+}  # fmt: skip
 
 
 def loss(w, x):
@@ -72,32 +66,9 @@ def program(tmp_path_factory):
     return folder
 
 
-def toml(document):
-    """A spec as TOML: TOML's own `{}` tables are JSON's with `=`."""
-
-    def toml_value(value):
-        if isinstance(value, dict):
-            return "{ " + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items()) + " }"
-        return json.dumps(value)
-
-    lines = ['schema = "hybridperf/sweep"', "schema_version = 1"]
-    lines += [
-        f"{key} = {toml_value(value)}"
-        for key, value in document.items()
-        if not isinstance(value, dict)
-    ]
-    for name, section in document.items():
-        if isinstance(section, dict):
-            lines += [
-                f"[{name}]",
-                *(f"{key} = {toml_value(value)}" for key, value in section.items()),
-            ]
-    return "\n".join(lines) + "\n"
-
-
 def test_ops_are_priced_as_a_table(run, tmp_path):
     """Of a device known by its name alone, as `ops` and `price` do: not its bare roofline."""
-    done = hp.sweep(GEMMS, tmp_path / "out.parquet", top=10, quiet=True)
+    done = hp.sweep(**GEMMS, out=tmp_path / "out.parquet", top=10, quiet=True)
     rows = pd.read_parquet(done.out)
     assert rows["point"].tolist() == list(range(done.points))
     asked, out = tmp_path / "asked.csv", tmp_path / "ops.csv"
@@ -124,17 +95,16 @@ def test_ops_are_priced_as_a_table(run, tmp_path):
 
 
 def test_collectives_are_priced_as_a_table(tmp_path):
-    spec = {
-        "chunk": 64,
-        "target": {"question": "collectives", "model": "dgx_a100"},
-        "parameters": {
-            "collective": ["all_reduce", "alltoall"],
-            "n_gpus": [2, 3, 16],
-            "n_nodes": [1, 2],
-            "bytes": {"log": [1e3, 1e9], "count": 31},
-        },
+    fields = {
+        "collective": ["all_reduce", "alltoall"],
+        "n_gpus": [2, 3, 16],
+        "n_nodes": [1, 2],
+        "bytes": {"min": 1e3, "max": 1e9, "count": 31},
     }
-    done = hp.sweep(spec, tmp_path / "out.parquet", quiet=True)
+    done = hp.sweep(
+        "collectives", tmp_path / "out.parquet", fields=fields, model="dgx_a100", chunk=64,
+        quiet=True,
+    )  # fmt: skip
     rows = pd.read_parquet(done.out)
     expected = collectives_by_name("dgx_a100").predict(
         rows[["collective", "bytes", "n_gpus", "n_nodes"]]
@@ -147,10 +117,12 @@ def test_collectives_are_priced_as_a_table(tmp_path):
 
 
 def test_the_file_says_what_it_is(tmp_path):
-    done = hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
+    done = hp.sweep(**GEMMS, out=tmp_path / "out.parquet", quiet=True)
     message = json.loads(pq.read_metadata(done.out).metadata[b"hybridperf/sweep"])
-    assert message["spec"]["parameters"] == renewed(GEMMS, Faults())[0]["parameters"]
-    assert message["target"] == read_spec(GEMMS).target.fingerprint()
+    fields = {name: one if isinstance(one, list) else [one]
+              for name, one in GEMMS["fields"].items()}  # fmt: skip
+    assert message["spec"]["fields"] == fields
+    assert message["target"] == spec_of(**GEMMS).target.fingerprint()
     assert message["versions"]["jax"] == jax.__version__
     assert pq.read_metadata(done.out).num_row_groups == -(-done.points // 500)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet"]
@@ -158,19 +130,17 @@ def test_the_file_says_what_it_is(tmp_path):
 
 def test_a_finished_sweep_is_not_done_again(tmp_path):
     out = tmp_path / "out.parquet"
-    first = hp.sweep(GEMMS, out, quiet=True)
+    first = hp.sweep(**GEMMS, out=out, quiet=True)
     content = out.read_bytes()
-    again = hp.sweep(GEMMS, out, top=3, quiet=True)  # what is shown may change
+    again = hp.sweep(**GEMMS, out=out, top=3, quiet=True)  # what is shown may change
     assert (again.computed, again.rows) == (0, first.rows)
     assert len(pd.read_csv(again.top)) == 3
     with pytest.raises(InputError, match="holds another sweep"):
-        hp.sweep({**GEMMS, "chunk": 400}, out, quiet=True)
+        hp.sweep(**GEMMS | {"chunk": 400}, out=out, quiet=True)
     with pytest.raises(InputError, match="holds another sweep"):
-        hp.sweep(
-            {**GEMMS, "target": {"question": "ops", "model": "a100_sxm4_80g"}}, out, quiet=True
-        )
+        hp.sweep(**GEMMS | {"model": "a100_sxm4_80g"}, out=out, quiet=True)
     assert out.read_bytes() == content
-    fresh_views = hp.sweep({**GEMMS, "chunk": 400}, out, restart=True, quiet=True)
+    fresh_views = hp.sweep(**GEMMS | {"chunk": 400}, out=out, restart=True, quiet=True)
     assert fresh_views.computed == fresh_views.points
     assert pd.read_parquet(out)["point"].tolist() == list(range(fresh_views.points))
 
@@ -179,26 +149,21 @@ def test_a_file_that_is_no_sweep_is_left_alone(tmp_path):
     out = tmp_path / "out.parquet"
     pd.DataFrame({"mine": [1]}).to_parquet(out)
     with pytest.raises(InputError, match="is no sweep"):
-        hp.sweep(GEMMS, out, quiet=True)
+        hp.sweep(**GEMMS, out=out, quiet=True)
     assert pd.read_parquet(out)["mine"].tolist() == [1]
 
 
 def test_a_chunk_without_points_takes_its_place(tmp_path):
-    spec = {
-        **GEMMS,
-        "chunk": 100,
-        "constraints": {"late": "m > 1000", "slow": "predicted_s > 1e-4"},
-    }
-    done = hp.sweep(spec, tmp_path / "out.parquet", quiet=True)
-    whole = pd.read_parquet(hp.sweep(GEMMS, tmp_path / "all.parquet", quiet=True).out)
+    given = GEMMS | {"chunk": 100}
+    done = hp.sweep(
+        **given, out=tmp_path / "out.parquet", where=["m > 1000", "predicted_s > 1e-4"], quiet=True
+    )
+    whole = pd.read_parquet(hp.sweep(**GEMMS, out=tmp_path / "all.parquet", quiet=True).out)
     expected = whole[(whole["m"] > 1000) & (whole["predicted_s"] > 1e-4)].reset_index(drop=True)
     assert len(expected) > 0
     pd.testing.assert_frame_equal(pd.read_parquet(done.out), expected)
     none = hp.sweep(
-        {**spec, "constraints": {"never": "predicted_s > 1e9"}},
-        tmp_path / "none.parquet",
-        top=3,
-        quiet=True,
+        **given, out=tmp_path / "none.parquet", where="predicted_s > 1e9", top=3, quiet=True
     )
     assert none.rows == len(pd.read_parquet(none.out)) == 0
 
@@ -206,8 +171,8 @@ def test_a_chunk_without_points_takes_its_place(tmp_path):
 @pytest.mark.parametrize("at", ["part", "whole"])
 def test_a_full_disk_stops_it_and_what_was_written_is_used(tmp_path, monkeypatch, run, at):
     """The 4th part, or the file that all parts go into, finds no space."""
-    (tmp_path / "spec.toml").write_text(toml(GEMMS))
     out = tmp_path / "out.parquet"
+    command = [*words_of(**GEMMS), "--out", out]
     fsync, calls = os.fsync, []
 
     def full(handle):
@@ -218,7 +183,7 @@ def test_a_full_disk_stops_it_and_what_was_written_is_used(tmp_path, monkeypatch
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    status, _, err = run("sweep", tmp_path / "spec.toml", "--out", out)
+    status, _, err = run(*command)
     message = err.splitlines()[-1]
     assert status == 2
     assert "Traceback" not in err
@@ -235,7 +200,7 @@ def test_a_full_disk_stops_it_and_what_was_written_is_used(tmp_path, monkeypatch
     monkeypatch.setattr(
         sweep_run, "evaluate", lambda spec, chunk: asked.append(chunk) or evaluate(spec, chunk)
     )
-    status, _, err = run("sweep", tmp_path / "spec.toml", "--out", out)
+    status, _, err = run(*command)
     assert status == 0, err
     assert asked == list(range(len(parts), 8))
     assert pd.read_parquet(out)["point"].tolist() == list(range(len(pd.read_parquet(out))))
@@ -252,13 +217,13 @@ def test_a_damaged_part_is_done_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SweepStore, "write", write_and_stop)
     with pytest.raises(KeyboardInterrupt):
-        hp.sweep(GEMMS, out, quiet=True)
+        hp.sweep(**GEMMS, out=out, quiet=True)
     monkeypatch.undo()
     with pytest.raises(InputError, match="parts of another sweep"):
-        hp.sweep({**GEMMS, "design": {"count": 7, "seed": 2}}, out, quiet=True)
+        hp.sweep(**GEMMS | {"fields": GEMMS["fields"] | {"k": 8}}, out=out, quiet=True)
     damaged = next(tmp_path.glob("out.parquet.parts/part-00000002-*"))
     damaged.write_bytes(damaged.read_bytes()[:50])
-    done = hp.sweep(GEMMS, out, quiet=True)
+    done = hp.sweep(**GEMMS, out=out, quiet=True)
     assert done.computed == done.points - 4 * 500
     assert pd.read_parquet(out)["point"].tolist() == list(range(done.points))
 
@@ -267,20 +232,10 @@ def kill_at_random_moments(tmp_path, kills, seed):
     """Run a sweep in a process of its own, ended by SIGKILL some times; the file that the last run
     leaves and an uninterrupted one's.
     """
-    spec = {**GEMMS, "chunk": 20}  # 189 parts
-    (tmp_path / "spec.toml").write_text(toml(spec))
+    given = GEMMS | {"chunk": 20}  # 189 parts
     out, rng = tmp_path / "killed.parquet", np.random.default_rng(seed)
-    command = [
-        sys.executable,
-        "-m",
-        "hybridperf.cli",
-        "sweep",
-        str(tmp_path / "spec.toml"),
-        "--out",
-        str(out),
-        "--top",
-        "5",
-    ]
+    words = [*words_of(**given), f"--out={out}", "--top=5"]
+    command = [sys.executable, "-m", "hybridperf.cli", *words]
     parts_seen = []
     for _ in range(kills):
         process = subprocess.Popen(
@@ -306,7 +261,7 @@ def kill_at_random_moments(tmp_path, kills, seed):
     assert parts_seen == sorted(parts_seen) or out.exists()
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    hp.sweep(spec, tmp_path / "whole.parquet", top=5, quiet=True)
+    hp.sweep(**given, out=tmp_path / "whole.parquet", top=5, quiet=True)
     return parts_seen, out, tmp_path / "whole.parquet"
 
 
@@ -318,18 +273,11 @@ def check_same(out, whole):
     )
     left = {path.name for path in out.parent.iterdir()}
     assert left == {
-        "spec.toml",
         "killed.parquet",
         "killed.top.csv",
         "whole.parquet",
         "whole.top.csv",
     }
-
-
-def test_killed_three_times(tmp_path):
-    parts_seen, out, whole = kill_at_random_moments(tmp_path, 3, seed=0)
-    assert 0 < parts_seen[-1] < 189
-    check_same(out, whole)
 
 
 @pytest.mark.slow
@@ -341,9 +289,9 @@ def test_killed_ten_times(tmp_path):
 def test_one_run_at_a_time(tmp_path):
     from hybridperf.explore.sweeps.store import sweep_identity
 
-    store = SweepStore(tmp_path / "out.parquet", sweep_identity(read_spec(GEMMS).identity()))
+    store = SweepStore(tmp_path / "out.parquet", sweep_identity(spec_of(**GEMMS).identity()))
     with store.open(), pytest.raises(InputError, match="another run is writing"):
-        hp.sweep(GEMMS, tmp_path / "out.parquet", quiet=True)
+        hp.sweep(**GEMMS, out=tmp_path / "out.parquet", quiet=True)
 
 
 def test_several_devices_share_a_batch(program):
@@ -373,35 +321,25 @@ print(len(jax.devices()), *hp.predict_batch(model, step, **knobs)[[0, 17, 2500, 
 
 
 def test_on_the_command_line(run, refused, tmp_path):
-    spec, out = tmp_path / "spec.toml", tmp_path / "out.parquet"
-    spec.write_text(toml(GEMMS))
-    status, message, err = run("sweep", spec, "--out", out, "--top", "4")
+    out, words = tmp_path / "out.parquet", words_of(**GEMMS)
+    status, message, err = run(*words, "--out", out, "--top", "4")
     assert status == 0, err
     assert "3,780 rows of 3,780 points" in message
     assert "points/s" in err
     assert len(pd.read_csv(tmp_path / "out.top.csv")) == 4
-    status, message, _ = run("sweep", spec, "--out", out)
+    status, message, _ = run(*words, "--out", out)
     assert "all done before" in message
-    assert "did you mean 'roofline_s'" in refused(
-        "sweep", spec, "--out", out, "--top", "3", "--by", "rooflin_s"
-    )
-    assert "needs a count" in refused("sweep", spec, "--out", out, "--by", "predicted_s")
-    assert "one of --workers and --scheduler" in refused(
-        "sweep", spec, "--out", out, "--workers", "2", "--scheduler", "x"
-    )
-    assert "1 or more" in refused("sweep", spec, "--out", out, "--workers", "0")
-    assert "[top] count must be a whole number of at least 1" in refused(
-        "sweep", spec, "--out", out, "--top", "0"
-    )
-    assert "ending in .parquet" in refused("sweep", spec, "--out", tmp_path / "out.csv")
+    for more, says in (
+        (["--top", "3", "--by", "rooflin_s"], "did you mean 'roofline_s'"),
+        (["--top", "3", "--by", "note"], "'note' holds words"),
+        (["--by", "predicted_s"], "expected top, how many of the best"),
+        (["--workers", "2", "--scheduler", "x"], "one of --workers and --scheduler"),
+        (["--workers", "0"], "1 or more"), (["--top", "0"], "top must be a whole number from 1"),
+        (["--out", tmp_path / "out.csv"], "ending in .parquet"),
+        (["--chunk", "499"], "holds another sweep"),
+    ):  # fmt: skip
+        assert says in refused(*words, "--out", out, *more), says
     (tmp_path / "folder.parquet").mkdir()
-    assert "is a folder" in refused("sweep", spec, "--out", tmp_path / "folder.parquet")
-    assert "nowhere.toml" in refused("sweep", tmp_path / "nowhere.toml", "--out", out)
-    spec.write_text(toml({**GEMMS, "chunk": 499}))
-    assert "holds another sweep" in refused("sweep", spec, "--out", out)
-    spec.write_text("x = ")
-    assert "is not TOML" in refused("sweep", spec, "--out", out)
-    spec.write_text(toml(GEMMS).replace("schema_version = 1", "schema_version = 2"))
-    assert "schema_version 2" in refused("sweep", spec, "--out", out)
-    spec.write_text(toml(GEMMS).replace("hybridperf/sweep", "hybridperf/model"))
-    assert "found hybridperf/model" in refused("sweep", spec, "--out", out)
+    assert "is a folder" in refused(*words, "--out", tmp_path / "folder.parquet")
+    assert "unknown question 'my.toml'" in refused("sweep", "my.toml", "--out", out)
+    assert not (tmp_path / "out.csv").exists()

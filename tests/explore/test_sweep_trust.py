@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 import pytest
+from support.sweeps import words_of
 
 from hybridperf.explore.sweeps.target import Target
-from hybridperf.explore.sweeps.written import Asked
 from hybridperf.model import load_model, model_or_datasheet
 
 
@@ -31,20 +31,18 @@ def test_this_machine_is_a_model_everywhere():
 )
 def test_a_datasheet_is_reported(question, datasheet, measured, says, tmp_path):
     extremes = {"op": np.array(["gemm"], object)}
-    asked = Asked(question=question, model=datasheet)
-    assert says in Target(asked, tmp_path, extremes).remarks()[0]
-    asked = Asked(question=question, model=measured)
-    assert Target(asked, tmp_path, extremes).remarks() == []
+
+    def remarks(model):
+        return Target(question, {"model": model}, (), tmp_path, extremes).remarks()
+
+    assert says in remarks(datasheet)[0]
+    assert remarks(measured) == []
 
 
 def test_the_command_says_that_it_is_a_datasheet(run, tmp_path):
-    spec = tmp_path / "spec.toml"
-    spec.write_text(
-        'schema = "hybridperf/sweep"\nschema_version = 1\n[target]\nquestion = "ops"\nmodel ='
-        ' "a100_sxm4_40g"\n[parameters]\nop = "gemm"\ndtype = "bf16"\nm = [1, 128]\nn = 4096\nk ='
-        " 4096\n"
-    )
-    assert "priced by its datasheet" in run("sweep", spec, "--out", tmp_path / "out.parquet")[2]
+    fields = {"op": "gemm", "dtype": "bf16", "m": [1, 128], "n": 4096, "k": 4096}
+    words = words_of("ops", fields, "a100_sxm4_40g", out=str(tmp_path / "out.parquet"))
+    assert "priced by its datasheet" in run(*words)[2]
 
 
 def test_a_misspelt_framework_is_suggested(tmp_path):

@@ -12,7 +12,6 @@ from support.fuzz_targets import SYSTEM, section
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.explore.sharding.run import shard
-from hybridperf.explore.sweeps.spec import read_spec
 from hybridperf.io import InputError, positive_column, real_numbers
 from hybridperf.ops.embedding import Table
 from hybridperf.serving.table import predict_serving
@@ -74,28 +73,6 @@ def test_complex_numbers_are_none() -> None:
 def test_times(value: float) -> None:
     with pytest.raises(InputError, match=r"1e-12 to 1e\+12.*row 2 has"):
         positive_column(pd.DataFrame({"time_s": [1.0, value]}), "time_s", "fitting")
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"schema": True}, "expected schema"),
-        ({"schema": "hybridperf/other"}, "expected schema"),
-        ({"schema_version": True}, "schema_version"),
-        ({"parameters": {"bytes": 1e300}}, "at most"),
-        ({"parameters": {"bytes": 0.001}}, "at least 1"),
-        ({"parameters": {"bytes": 10**400}}, "must be numbers"),
-        ({"parameters": {"bytes": 1 + 2j}}, "is a complex"),
-    ],
-)
-def test_sweeps(change: dict, said: str) -> None:
-    spec = {
-        "target": {"question": "collectives", "model": "aic_h100_sxm"},
-        "parameters": {"collective": "all_reduce", "n_gpus": 8, "n_nodes": 1, "bytes": 1e6},
-    }
-    whole = {**spec, **change, "parameters": spec["parameters"] | change.get("parameters", {})}
-    with pytest.raises(InputError, match=said):
-        read_spec(whole)
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,10 @@ from support import fuzz_targets
 import hybridperf as hp
 from hybridperf.io import InputError, read_table, write_table
 
-SPEC = {
-    "target": {"question": "collectives", "model": "aic_h100_sxm"},
-    "parameters": {"collective": "all_reduce", "n_gpus": 8, "n_nodes": 1,
-                   "bytes": {"min": 1e3, "max": 1e9, "count": 40, "scale": "log"}},
-    "top": {"count": 3, "by": "predicted_s"},
+SWEEP = {
+    "question": "collectives", "model": "aic_h100_sxm", "top": 3,
+    "fields": {"collective": "all_reduce", "n_gpus": 8, "n_nodes": 1,
+               "bytes": {"min": 1e3, "max": 1e9, "count": 40}},
 }  # fmt: skip
 
 
@@ -111,7 +110,7 @@ def planned(name: str) -> Callable[[Path], None]:
 
 def swept(folder: Path) -> None:
     with contextlib.redirect_stderr(io.StringIO()):
-        hp.sweep(SPEC, folder / "out.parquet", quiet=True)
+        hp.sweep(**SWEEP, out=folder / "out.parquet", quiet=True)
 
 
 def paged(folder: Path) -> None:

@@ -290,17 +290,6 @@ INPUTS = {
     "requests.csv": "arrival_s,prompt_tokens,output_tokens\n0,100,20\n0.5,300,10\n1,50,5\n",
     "runs.csv": "step_time_s,steps,n_gpus,device,state_bytes\n5,90000,1024,h100_sxm,5e11\n2,1000,8,a100_sxm4_80g,1e10\n",
     "plans.csv": "model,system,n_gpus,global_batch\ngpt2-medium,dgx_h100,2,8\n",
-    "spec.toml": '''schema = "hybridperf/spec"
-schema_version = 1
-[target]
-question = "collectives"
-model = "aic_h100_sxm"
-[parameters]
-collective = "all_reduce"
-n_gpus = [2, 8]
-n_nodes = 1
-bytes = { min = 1e3, max = 1e6, count = 4, scale = "log" }
-''',
 }  # fmt: skip
 # what mutations make of INPUTS is asked of these; the files that a command names are changed
 ASKED = [
@@ -315,9 +304,12 @@ ASKED = [
     "shard tables.csv --gpus 2 --batch 4096 --model v100 --system dgx2",
     "plan --shape config.json --system dgx_h100 --gpus 2 --batch 4 --only zero=0",
     "plan --shape shape.toml --system system.toml --device h100_sxm --gpus 4 --batch 4 --only zero=0",
-    "sweep spec.toml --out out.parquet --restart", "sweep ops --rows gemm.csv --out out.parquet --restart --model v100",
+    "sweep ops --rows gemm.csv --out out.parquet --restart --model v100",
     "show system.toml", "show config.json",
 ]  # fmt: skip
+MODEL = {"model": "aic_h100_sxm"}
+SWEPT = """{"collective": "all_reduce", "n_gpus": [2, 8], "n_nodes": 1, "bytes":
+ {"min": 1e3, "max": 1e6, "integer": true, "scale": "log"}, "dtype": "bf16"}"""
 HOSTILE: list[Any] = [
     [1, 2], [], {"a": 1}, {}, b"\xff\x00", [[{"a": [1]}]], np.arange(3), "x" * 100_000, -1, 0, 2**63 - 1,
     float("inf"), float("nan"), 1e308, -0.0, True, None, "", " ", "nan", "1e999", "١٢", "1,5",
@@ -460,8 +452,6 @@ def targets() -> dict[str, Callable[[], Target]]:
     """All targets by name, each made when it is asked for."""
     package = ROOT / "hybridperf"
     device = section(package / "hardware" / "devices.toml", "v100_pcie_32g")
-    sweeps = (package / "explore" / "sweeps" / "shipped").glob("*.toml")
-    shipped = {path.name: path.read_text() for path in sweeps}
 
     def read_trace(path: Path) -> None:
         from hybridperf.traces.readers.graphs import recorded_step
@@ -493,9 +483,10 @@ def targets() -> dict[str, Callable[[], Target]]:
         read_collectives([path])
 
     def read_sweep(path: Path) -> None:
-        from hybridperf.explore.sweeps.spec import read_spec
+        from hybridperf.explore.sweeps.spec import document, read_spec
 
-        read_spec(path)
+        fields = json.loads(path.read_text())
+        read_spec(document("collectives", fields, folder=path.parent, settings=MODEL, sample=4))
 
     def program() -> Target:
         import jax
@@ -528,7 +519,7 @@ def targets() -> dict[str, Callable[[], Target]]:
         "config": lambda: of_files(
             {"config.json": json.dumps(CONFIG)}, mutations.mutated_json, _load_shape
         ),
-        "sweep": lambda: of_files(shipped, mutations.mutated_text, read_sweep),
+        "sweep": lambda: of_files({"fields.json": SWEPT}, mutations.mutated_json, read_sweep),
         "ops": lambda: of_tables(
             OPS, lambda path: hp.load_model("v100_sxm2").predict_ops(read_table(path))
         ),

@@ -28,10 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridperf.engine.knobs import flattened
-from hybridperf.explore.sweeps.document import known_formula
 from hybridperf.io import InputError
 from hybridperf.io.arrays import nested
-from hybridperf.io.expression import Comparison, Expression
+from hybridperf.io.expression import Comparison, Expression, known_formula
 
 Point = Mapping[str, Any]  # knobs in dicts, as the objective takes them
 Objective = Callable[[Point], Any]

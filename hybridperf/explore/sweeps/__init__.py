@@ -1,4 +1,4 @@
-"""Many points at once: a spec's design through a target, by chunks that can be done anywhere, in
+"""Many points at once: a design through a target, by chunks that can be done anywhere, in
 any order, and again.
 
 spec -> design (points by index) -> constraints -> target -> part files -> one Parquet file, top K,

@@ -29,8 +29,8 @@ def do(
     scheduler: str | None,
 ) -> Iterator[int]:  # fmt: skip
     """Chunks done by workers and put into the store, each as it is there, in any order."""
-    document, folder = json.dumps(dict(spec.document)), str(spec.folder.resolve())
-    shared = document, folder, store.hash, None if scheduler else str(store.out.resolve())
+    asked, folder = json.dumps(dict(spec.document)), str(spec.folder.resolve())
+    shared = asked, folder, store.hash, None if scheduler else str(store.out.resolve())
     tasks = _Tasks(sorted(todo), workers or 1)
     for first, parts in workers_of_dask.each(
         _parts, shared, tasks, f"sweep-{store.hash}", workers, scheduler
@@ -76,12 +76,12 @@ class _Tasks:
 
 
 def _parts(
-    document: str, folder: str, expected: str, out: str | None, first: int, chunks: list[int],
+    asked: str, folder: str, expected: str, out: str | None, first: int, chunks: list[int],
     cores: list[int] | None,
 ) -> list[tuple[int, bytes | str]]:  # fmt: skip
     """On a worker: some chunks with their parts, or with sums of parts that it has stored."""
     del first
-    spec, identity = _read_once(document, folder)  # first: pinned, `here` would be another machine
+    spec, identity = _read_once(asked, folder)  # first: pinned, `here` would be another machine
     workers_of_dask.pin(cores)
     if identity["hash"] != expected:
         differs = "another model, table or version than this machine"
@@ -94,6 +94,6 @@ def _parts(
 
 
 @functools.lru_cache(maxsize=4)
-def _read_once(document: str, folder: str) -> tuple[SweepSpec, dict[str, Any]]:
-    spec = read_spec(json.loads(document), folder)
+def _read_once(asked: str, folder: str) -> tuple[SweepSpec, dict[str, Any]]:
+    spec = read_spec(json.loads(asked), folder)
     return spec, sweep_identity(spec.identity())  # hashes all weights: not for every chunk

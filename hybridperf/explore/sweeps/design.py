@@ -2,12 +2,8 @@
 
 A design is a product of axes, the last of which varies fastest: point i has place `i // stride %
 size` on each axis (mixed radix). An axis is the values of one parameter, the rows of a table file
-(its columns vary together), or the joint design of all random and Sobol parameters: its place j
-gives each of them the j-th number of its own stream.
-
-    random   u_j = splitmix64(stream + j x golden ratio),  stream from seed and the parameter's name
-             (Steele et al. 2014)
-    sobol    u_j = j-th point of the scrambled Sobol sequence, one dimension per parameter
+(its columns vary together), or the joint design of all that are drawn: its place j gives each of
+them one dimension of the j-th point of the scrambled Sobol sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -23,7 +18,6 @@ import numpy as np
 from hybridperf.io import InputError
 
 LARGEST_DESIGN = 2**53  # points: indices stay whole numbers in every column type
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +47,7 @@ class ListAxis:
 
 @dataclasses.dataclass(frozen=True)
 class SampledRange:
-    """Where a random or Sobol parameter lies."""
+    """Where a parameter that is drawn lies."""
 
     low: float
     high: float
@@ -76,7 +70,7 @@ class SampledRange:
 
 @dataclasses.dataclass(frozen=True)
 class SampledList:
-    """Values of a random or Sobol parameter that has some alone."""
+    """Values of a parameter that is drawn from some alone."""
 
     values: np.ndarray
 
@@ -92,28 +86,22 @@ class SampledList:
 
 @dataclasses.dataclass(frozen=True)
 class JointAxis:
-    """Random and Sobol parameters: `size` points in all of them together."""
+    """Parameters that are drawn: `size` points in all of them together."""
 
     size: int
     seed: int
-    random: Mapping[str, SampledRange | SampledList]
-    sobol: Mapping[str, SampledRange | SampledList]
+    drawn: Mapping[str, SampledRange | SampledList]
 
     def names(self) -> list[str]:
-        return [*self.random, *self.sobol]
+        return [*self.drawn]
 
     def columns(self, place: np.ndarray) -> dict[str, np.ndarray]:
-        out = {name: one.of(_random(self.seed, name, place)) for name, one in self.random.items()}
-        if self.sobol:
-            at, back = np.unique(place, return_inverse=True)
-            points = _sobol(self.seed, len(self.sobol), at)
-            for d, (name, one) in enumerate(self.sobol.items()):
-                out[name] = one.of(points[back, d])
-        return out
+        at, back = np.unique(place, return_inverse=True)
+        points = _sobol(self.seed, len(self.drawn), at)[back]
+        return {name: one.of(points[:, d]) for d, (name, one) in enumerate(self.drawn.items())}
 
     def extremes(self) -> dict[str, np.ndarray]:
-        ranges = (*self.random.items(), *self.sobol.items())
-        return {name: one.extremes() for name, one in ranges}
+        return {name: one.extremes() for name, one in self.drawn.items()}
 
 
 Axis = ListAxis | JointAxis  # some parameters that vary together over `size` places
@@ -150,24 +138,14 @@ class Design:
 def checked(design: Design) -> Design:
     """The design, unless it is empty or larger than indices reach."""
     if not design.axes:
-        raise InputError("the spec has no parameters; expected at least one under [parameters]")
+        raise InputError("expected a field with its values, or rows with columns, got none")
     for axis in design.axes:
         if axis.size < 1:
-            raise InputError(f"parameter {axis.names()[0]} has no values; expected at least one")
+            raise InputError(f"field {axis.names()[0]} has no values; expected at least one")
     if design.size > LARGEST_DESIGN:
         limit = f"at most {LARGEST_DESIGN:.3g} can be counted; take coarser grids"
         raise InputError(f"the design has {design.size:.3g} points, {limit}")
     return design
-
-
-def _random(seed: int, name: str, place: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1) of a parameter's stream, by place."""
-    stream = np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1, np.uint64)
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is what is meant
-        z = stream + (place.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
 
 
 def _sobol(seed: int, dimensions: int, place: np.ndarray) -> np.ndarray:

@@ -25,8 +25,7 @@ from hybridperf.explore.sweeps.chunk import (
     evaluate,
 )
 from hybridperf.explore.sweeps.front import BestPoints, BestRule
-from hybridperf.explore.sweeps.grid import Fields, grid_spec
-from hybridperf.explore.sweeps.spec import SweepSpec, read_spec, with_top
+from hybridperf.explore.sweeps.spec import Fields, SweepSpec, document, read_spec, with_top
 from hybridperf.explore.sweeps.store import (
     SweepStore,
     folder_of_parts,
@@ -34,7 +33,7 @@ from hybridperf.explore.sweeps.store import (
     read_part,
     sweep_identity,
 )
-from hybridperf.fields.frames import ANSWERED_BY, Rows
+from hybridperf.fields.frames import ANSWERED_BY, Rows, question_of
 from hybridperf.io import InputError, write_table
 from hybridperf.io.later import pd
 from hybridperf.io.progress import Progress, say, shown
@@ -44,7 +43,6 @@ from hybridperf.io.workers import check_workers
 if TYPE_CHECKING:
     import pandas
 
-_SETTINGS = ("model", "knobs", "fit")
 _ALSO = {"plan": "plans", "run": "runs"}  # commands of these names
 
 
@@ -71,9 +69,8 @@ class SweepResult:
 
 
 def sweep(
-    spec: str | os.PathLike | Mapping[str, Any], out: str | os.PathLike, *,
-    fields: Fields | Rows | str | os.PathLike | None = None,
-    where: str | Sequence[str] | None = None,
+    question: str, out: str | os.PathLike, *,
+    fields: Fields | Rows | str | os.PathLike | None = None, where: str | Sequence[str] = (),
     sample: int | None = None, seed: int = 0, derived: Mapping[str, str] | None = None,
     minimise: str | Sequence[str] = (), maximise: str | Sequence[str] = (),
     model: str | os.PathLike = "", knobs: str | os.PathLike = "", fit: str | os.PathLike = "",
@@ -95,12 +92,11 @@ def sweep(
     not done again, each is checked by the sum of its bytes, and none is lost or there twice.
 
     Args:
-        spec: the question that each row asks: "steps", "serve", "plans", "runs", "ops" or
+        question: what each row asks: "steps", "serve", "plans", "runs", "rl", "ops" or
             "collectives", whose columns `fields` has (`hp.predict_steps` and its like predict the
-            same). Or a whole spec: a TOML file, the name of a shipped example, or a dict of the
-            same content.
+            same).
         out: the Parquet file to write.
-        fields: of a question, values by field: one, a list, a text such as "256..4096" (powers of
+        fields: values by field: one, a list, a text such as "256..4096" (powers of
             two), "1..9:2" (steps of 2) or "1,2,8", or {"min": 1e3, "max": 1e9, "count": 50}. All
             of them multiply. Or rows: a frame, a list of dicts, or the name of a table's file.
         where: conditions that rows meet, Python's arithmetic over fields and results:
@@ -116,8 +112,9 @@ def sweep(
         knobs: of steps: a file of fitted step effects (`hybridperf steps --save-knobs`).
         fit: of serve: a folder of fitted effects (`hybridperf serve --save`).
         chunk: points that are done, kept and resumed together; None: the question's usual number.
-        top: how many of the best points are also written next to `out`; None: the spec's number.
-        by: column whose smallest values are best; None: the spec's.
+        top: how many of the best points are also written next to `out`; None: none are.
+        by: column whose smallest values are best; None: the only one to minimise, else predicted
+            seconds.
         workers: local Dask processes that share the work; None: this process alone.
         scheduler: address of a Dask scheduler whose workers share the work.
         restart: True: compute everything again, even where an earlier run was stopped.
@@ -127,31 +124,27 @@ def sweep(
         A `SweepResult`: paths, and how many points were computed and written.
 
     Raises:
-        InputError: when the spec is wrong, or both `workers` and `scheduler` are given.
+        InputError: when what is asked is wrong, or both `workers` and `scheduler` are given.
     """
     check_workers(workers, scheduler)
-    of_question: dict[str, Any] = {
-        "fields": fields, "where": where or (), "derived": derived, "minimise": minimise,
-        "maximise": maximise, "model": os.fspath(model), "knobs": os.fspath(knobs),
-        "fit": os.fspath(fit), "sample": sample and str(sample), "chunk": chunk and str(chunk),
-    }  # fmt: skip
-    question = _ALSO.get(str(spec), str(spec)) if isinstance(spec, str) else ""
-    if question in ANSWERED_BY:
-        if fields is None:
-            raise InputError(
-                f"expected fields and their values, or rows, with a sweep of {question}, got none"
-            )
-        SweepStore(out, {"hash": ""})  # its name is checked before rows are kept next to it
-        settings = {name: of_question[name] for name in _SETTINGS if of_question[name]}
-        spec = grid_spec(
-            question, fields, folder=folder_of_parts(out), where=where or (), sample=sample,
-            seed=seed, derived=derived, minimise=minimise, maximise=maximise, settings=settings,
-            chunk=chunk,
-        )  # fmt: skip
-    elif said := [name for name, one in of_question.items() if one is not None and len(one)]:
-        known = ", ".join(ANSWERED_BY)
-        raise InputError(f"expected a question ({known}) with {said[0]}, got the spec {spec!r}")
-    given = with_top(read_spec(spec), top, by)
+    if not isinstance(question, str):
+        raise InputError(
+            f"expected a question ({', '.join(ANSWERED_BY)}), got {type(question).__name__}"
+        )
+    question = _ALSO.get(question, question)
+    question_of(question)
+    if fields is None:
+        raise InputError(
+            f"expected fields and their values, or rows, with a sweep of {question}, got none"
+        )
+    SweepStore(out, {"hash": ""})  # its name is checked before rows are kept next to it
+    settings = {"model": os.fspath(model), "knobs": os.fspath(knobs), "fit": os.fspath(fit)}
+    asked = document(
+        question, fields, folder=folder_of_parts(out), where=where, sample=sample, seed=seed,
+        derived=derived, minimise=minimise, maximise=maximise, chunk=chunk,
+        settings={name: value for name, value in settings.items() if value},
+    )  # fmt: skip
+    given = with_top(read_spec(asked), top, by)
     store = SweepStore(out, sweep_identity(given.identity()))
     start_s = time.monotonic()
     kept, computed, rows, unpredicted, refused = BestPoints(given.best), 0, 0, 0, ""
@@ -159,7 +152,7 @@ def sweep(
     check_not_empty(given, quiet=quiet)
     met = np.zeros(len(given.accept), int)
     with store.open(restart=restart):
-        for remark in () if quiet else given.remarks():
+        for remark in () if quiet else given.target.remarks():
             print(f"sweep: {remark}", file=sys.stderr, flush=True)
         if store.is_complete():
             tables = store.read()

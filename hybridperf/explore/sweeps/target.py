@@ -1,22 +1,20 @@
 """What a sweep asks at each point: a question of tables (`fields/frames.py`). A chunk of points is
 a frame of rows, its results are what the function of frames adds.
 
-It is read before any point is made, so that everything wrong with a spec is reported before
-anything is computed.
+It is read before any point is made, so that what is wrong is reported before anything is computed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.explore.sweeps.tables import CollectiveRows, Columns, OpRows
-from hybridperf.explore.sweeps.written import Asked
 from hybridperf.fields import fields_of
 from hybridperf.fields.columns import said_by
 from hybridperf.fields.frames import question_of
@@ -33,22 +31,26 @@ class Target:
     """Rows predicted by the function of frames of a question, by chunks.
 
     Args:
-        given: `[target]` of a spec.
-        folder: where files that it names are looked for.
+        question: whose columns they are.
+        settings: what it is asked by: a model of ops and collectives, fitted effects.
+        also: columns that are not read and pass.
+        folder: where files that settings name are looked for.
         extremes: values of each parameter that include its smallest and largest (of words, all).
     """
 
-    def __init__(self, given: Asked, folder: Path, extremes: Columns):
-        self._question, self._settings = question_of(given.question), dict[str, str]()
-        for name in ("model", "knobs", "fit"):
-            if (value := getattr(given, name)) and name not in self._question.settings:
-                raise InputError(f"{name} is no setting of {given.question}; leave it out")
-            if value:
-                path = folder / value  # beside the spec by its whole path, else a name
-                self._settings[name] = str(path.resolve()) if os.path.exists(path) else value
+    def __init__(
+        self, question: str, settings: Mapping[str, str], also: Collection[str], folder: Path,
+        extremes: Columns,
+    ):  # fmt: skip
+        self._question, self._settings = question_of(question), dict[str, str]()
+        for name, value in settings.items():
+            if name not in self._question.settings:
+                raise InputError(f"{name} is no setting of {question}; leave it out")
+            path = folder / value  # a file by its whole path, else a name
+            self._settings[name] = str(path.resolve()) if os.path.exists(path) else value
         if "model" in self._question.settings and "model" not in self._settings:
             raise InputError(
-                f"a sweep of {given.question} needs a model: a folder, or a name that `hybridperf"
+                f"a sweep of {question} needs a model: a folder, or a name that `hybridperf"
                 " models` lists"
             )
         # columns that are added: float, bool or str; the one that is empty where not predicted
@@ -56,9 +58,9 @@ class Target:
         self._predict = self._question.predict(**self._settings)
         self._words = {one for values in extremes.values() if values.dtype == object
                        for one in values if isinstance(one, str)}  # fmt: skip
-        checks = _CHECKS.get(given.question)
+        checks = _CHECKS.get(question)
         self._checks = checks(self._settings["model"], extremes) if checks else None
-        self._columns = {name for name in extremes if self._reads(name)} | {*given.also}
+        self._columns = {name for name in extremes if self._reads(name)} | {*also}
 
     def _reads(self, name: str) -> bool:
         if self._checks is not None:
