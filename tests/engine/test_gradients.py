@@ -73,7 +73,8 @@ def pipeline() -> hp.Workload:
 
 
 def unlike() -> hp.KnobFunction:
-    workload = transformer(tp=1, dp=2)
+    """Of a step that exchanges messages; what a machine's step effects do, transformers show."""
+    workload = dlrm()
     return hp.unlike_function([
         hp.Worker(workload, datasheet(), slower=1.1, name="first"),
         hp.Worker(workload, datasheet("a100_sxm4_80g", "dgx_a100"), name="second"),

@@ -17,7 +17,7 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.engine import step_function as module
 from hybridperf.engine.batches import BatchPredictor, predict_batch
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.step_function import flat, step_function
+from hybridperf.engine.step_function import StepFunction, flat, step_function
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError
@@ -154,6 +154,16 @@ def products() -> Workload:
     return Workload("products", builder.build(), calls)
 
 
+@pytest.fixture(scope="module")
+def measured(products: Workload) -> StepFunction:
+    return step_function(load_model("h100_sxm"), products)
+
+
+@pytest.fixture(scope="module")
+def held(products: Workload) -> StepFunction:
+    return step_function(load_model("h100_sxm"), products, hold_corrections=True)
+
+
 def other(model: PerfModel, name: str, times: float) -> PerfModel:
     """The model of a device one number of whose datasheet is so many times its own."""
     device = model.device
@@ -169,71 +179,66 @@ def other(model: PerfModel, name: str, times: float) -> PerfModel:
 
 @pytest.mark.parametrize("name", ["memory_bytes_per_s", "peak_flops_scale", "l2__level_bytes"])
 def test_a_varied_datasheet_is_priced_as_a_device_that_has_it(
-    products: Workload, name: str
+    products: Workload, measured: StepFunction, held: StepFunction, name: str
 ) -> None:
     """What was learned is read at the varied numbers; held, it stays where it is."""
-    model = load_model("h100_sxm")
+    model, scales = load_model("h100_sxm"), np.array([0.5, 0.8, 1.25, 2.0])
+    base = float(flat(measured.knobs)[name])
+    there = [hp.predict(other(model, name, times), products).time_s for times in scales]
     with jax.enable_x64(True):
-        f = step_function(model, products)
-        held = step_function(model, products, hold_corrections=True)
-        base, apart = float(flat(f.knobs)[name]), []
-        for times in (0.5, 0.8, 1.25, 2.0):
-            there = hp.predict(other(model, name, times), products).time_s
-            knobs = by_names(f.knobs, {name: base * times})
-            # networks of the plain price are in single precision
-            assert float(f(knobs)) == pytest.approx(there, rel=1e-6)
-            apart.append(abs(float(held(knobs)) / there - 1))
-            batch = predict_batch(model, products, **{name: base * times})
-            assert batch == pytest.approx([there], rel=1e-6)
+        each = [by_names(measured.knobs, {name: base * times}) for times in scales]
+        # networks of the plain price are in single precision
+        assert [float(measured(knobs)) for knobs in each] == pytest.approx(there, rel=1e-6)
+        apart = [abs(float(held(knobs)) / one - 1) for knobs, one in zip(each, there, strict=True)]
+        batch = predict_batch(model, products, **{name: base * scales})
+    assert batch == pytest.approx(there, rel=1e-6)
     assert max(apart) > 1e-3
 
 
-def test_knobs_of_groups_multiply_what_prices_an_op(products: Workload) -> None:
-    model = load_model("h100_sxm")
-    f, held = (step_function(model, products, hold_corrections=one) for one in (False, True))
+def test_knobs_of_groups_multiply_what_prices_an_op(
+    measured: StepFunction, held: StepFunction
+) -> None:
     for name in ("gemm__compute_efficiency", "elementwise__memory_efficiency", "norm__floor_s"):
-        knobs = by_names(f.knobs, {name: flat(f.knobs)[name] * 1.5})
-        assert float(f(knobs)) == pytest.approx(float(held(knobs)), rel=1e-5)
+        knobs = by_names(measured.knobs, {name: flat(measured.knobs)[name] * 1.5})
+        assert float(measured(knobs)) == pytest.approx(float(held(knobs)), rel=1e-5)
 
 
-def test_many_at_once_are_one_after_the_other(products: Workload) -> None:
-    f = step_function(load_model("h100_sxm"), products)
-    rates = f.knobs["memory_bytes_per_s"] * jnp.linspace(0.5, 2.0, 5)
-    at = lambda rate: f({"memory_bytes_per_s": rate})  # noqa: E731
-    slope = jitted(jax.grad(at))
-    one_by_one = [float(f({"memory_bytes_per_s": rate})) for rate in rates]
-    together = jitted(jax.vmap(f))({"memory_bytes_per_s": rates})
-    np.testing.assert_allclose(together, one_by_one, rtol=1e-6)
-    slopes = jitted(jax.vmap(jax.grad(at)))(rates)
-    np.testing.assert_allclose(slopes, [slope(rate) for rate in rates], rtol=1e-4)
+def test_many_at_once_are_one_after_the_other(measured: StepFunction) -> None:
+    """Of batches `test_a_varied_datasheet_is_priced_as_a_device_that_has_it` says so."""
+    f, rates = measured, measured.knobs["memory_bytes_per_s"] * jnp.linspace(0.5, 2.0, 5)
     point = lambda a, b: f({"memory_bytes_per_s": a, "peak_flops_scale": b})  # noqa: E731
-    grid = jax.vmap(jax.vmap(point, (0, None)), (None, 0))
-    found = jitted(grid)(rates, jnp.array([1.0, 0.5]))
+    each = jax.value_and_grad(point)
+    one_by_one = [each(rate, 1.0) for rate in rates]
+    grid = jax.vmap(jax.vmap(each, (0, None)), (None, 0))
+    found, slopes = jitted(grid)(rates, jnp.array([1.0, 0.5]))
     assert found.shape == (2, 5)
-    np.testing.assert_allclose(found[0], one_by_one, rtol=1e-6)
-    np.testing.assert_allclose(
-        predict_batch(load_model("h100_sxm"), products, memory_bytes_per_s=np.asarray(rates)),
-        one_by_one, rtol=1e-6,
-    )  # fmt: skip
+    np.testing.assert_allclose(found[0], [value for value, _ in one_by_one], rtol=1e-6)
+    np.testing.assert_allclose(slopes[0], [slope for _, slope in one_by_one], rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def traced(measured: StepFunction) -> Callable:
+    """Value and slopes as JAX traces them inside another function."""
+    return jitted(jax.value_and_grad(lambda knobs: measured(knobs)))
 
 
 @pytest.mark.parametrize("times", [(1.3, 0.8, 0.6), (1.0, 1e12, 1.0), (0.0, 1.0, np.inf)])
 def test_a_machine_that_is_known_is_priced_by_numpy(
-    products: Workload, times: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    measured: StepFunction, traced: Callable, times: tuple[float, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Its value and slopes outside `jit` are those of the price that JAX traces inside."""
-    f = step_function(load_model("h100_sxm"), products)
-    at = f.knobs
+    f, at = measured, measured.knobs
     l2 = at["levels"]["l2"]
     l2["level_bytes"] = l2["level_bytes"] * times[2]
     at["peak_flops_scale"] = at["peak_flops_scale"] * times[0]
     at["memory_bytes_per_s"] = at["memory_bytes_per_s"] * times[1]
-    inside = jitted(jax.value_and_grad(lambda knobs: f(knobs)))(at)
+    inside = traced(at)
 
-    def traced(*_: object) -> None:
+    def refused(*_: object) -> None:
         raise AssertionError("a price was traced")
 
-    monkeypatch.setattr(AliveCorrections, "log_shift", traced)
+    monkeypatch.setattr(AliveCorrections, "log_shift", refused)
     outside = float(f(at)), jax.grad(f)(at)
     assert outside[0] == pytest.approx(float(inside[0]), rel=2e-5)
     for one, other in zip(*map(jax.tree.leaves, (outside[1], inside[1])), strict=True):
