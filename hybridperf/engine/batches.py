@@ -22,7 +22,6 @@ from hybridperf.engine.contraction import contracted
 from hybridperf.engine.evaluate import in_blocks, makespan
 from hybridperf.engine.folding import FOLD_BLOCK, FoldedProgram, folded, makespan_of
 from hybridperf.engine.lower import StepProgram
-from hybridperf.engine.outputs import OutputPlan, batch_outputs, outputs_of
 from hybridperf.engine.step_function import (
     LINK_KNOBS,
     PLATFORM_KNOBS,
@@ -98,34 +97,24 @@ class BatchPredictor:
     Args:
         model: the machine to vary.
         workload: the step.
-        outputs: what a call returns, some of "time_s", "busy_s" (per stream), "exposed_s"
-            (communication that nothing hides) and "critical_s" (per group of ops on the critical
-            path); None: the seconds of the step alone.
         hold_corrections: as `predict_batch` takes it.
-        interval: whether a call also returns the ends of the 90 % interval (`step_width.py`); for
-            the seconds alone.
+        interval: whether a call also returns the ends of the 90 % interval (`step_width.py`).
 
     Raises:
-        InputError: when the workload was compiled for another kind of device, an output is unknown,
-            or no interval of the step is known.
+        InputError: when the workload was compiled for another kind of device, or no interval of
+            the step is known.
     """
 
     def __init__(
-        self, model: PerfModel, workload: Workload, outputs: Sequence[str] | None = None, *,
-        hold_corrections: bool = False, interval: bool = False,
+        self, model: PerfModel, workload: Workload, *, hold_corrections: bool = False,
+        interval: bool = False,
     ):  # fmt: skip
         step = PreparedStep.of(model, workload, hold_corrections)
         _check_numbers(workload, step.rows.table, step.platform)
         self._workload, self._platform, self._groups = workload, step.platform, step.groups
         self._rows, self._fixed = step.in_precision()
-        self._outputs: OutputPlan | None = None
-        if outputs is not None:
-            groups = [row_kinds()[kind_of(call)] for call in workload.calls]
-            self._outputs = outputs_of(step.lowered, groups, outputs)
-        plain = outputs is None and not interval
-        program = (folded(step.lowered) if plain else None) or contracted(step.lowered.program)
-        if outputs is not None and "exposed_s" in outputs:
-            program = step.lowered.program  # asks when each step starts
+        folds = None if interval else folded(step.lowered)
+        program = folds or contracted(step.lowered.program)
         # once, not at each call
         self._program: StepProgram | FoldedProgram = jax.device_put(program)
         self._width = StepWidth.of(model, step) if interval else None
@@ -139,8 +128,7 @@ class BatchPredictor:
             knobs: values by name, as `predict_batch` takes.
 
         Returns:
-            Seconds [B]; with `outputs` a dict of columns [B] in seconds: `time_s`, `busy_STREAM_s`,
-                `exposed_s`, `critical_GROUP_s`; with `interval` one of `time_s`, `low_s`, `high_s`.
+            Seconds [B]; with `interval` a dict of these: `time_s`, `low_s`, `high_s`.
 
         Raises:
             InputError: when a knob is unknown, changes nothing in this step, or is not positive.
@@ -159,14 +147,13 @@ class BatchPredictor:
         rows = self._rows
         if not any(name in varied for name in MACHINE):
             rows = dataclasses.replace(rows, alive=None)
-        asked = self._width if self._outputs is None else self._outputs
-        given = (asked, self._program, rows, self._fixed, varied, self._mesh)
+        given = (self._width, self._program, rows, self._fixed, varied, self._mesh)
         answers_of = _few_answers if size <= _FEW else _batch_answers
         found = np.asarray(answers_of(*given), np.float64)[..., :size]
         answers = self._checked(np.atleast_2d(found), varied)
-        if asked is None:
+        if self._width is None:
             return answers[0]
-        return dict(zip(asked.columns, answers, strict=True))
+        return dict(zip(self._width.columns, answers, strict=True))
 
     def _checked(self, answers: np.ndarray, varied: Mapping[str, Any]) -> np.ndarray:
         """`answers` [columns, B]; `InputError` where knobs give an op no finite seconds."""
@@ -342,31 +329,29 @@ def _priced(rows: StepRows, fixed: Platform, varied: Mapping[str, Array]) -> Arr
 
 
 def _batch_answers_impl(
-    asked: OutputPlan | StepWidth | None, program: StepProgram | FoldedProgram, rows: StepRows,
+    width: StepWidth | None, program: StepProgram | FoldedProgram, rows: StepRows,
     fixed: Platform, varied: dict[str, Array], mesh: Mesh | None,
 ) -> Array:  # fmt: skip
-    """Seconds of the step [B], or the columns asked for [C, B]; each device does its part of B."""
+    """Seconds of the step [B], or its interval's columns [C, B]; each device does its part of B."""
 
-    def answers(asked: Any, program: Any, rows: StepRows, fixed: Platform, varied: Any) -> Array:
+    def answers(width: Any, program: Any, rows: StepRows, fixed: Platform, varied: Any) -> Array:
         folds = isinstance(program, FoldedProgram)
 
         def of_some(some: Mapping[str, Array]) -> Array:
             durations = _priced(rows, fixed, some)
-            if isinstance(asked, StepWidth):
-                return jnp.stack(asked.ends(program, durations))
-            if asked is not None:
-                return batch_outputs(asked, program, durations)
+            if width is not None:
+                return jnp.stack(width.ends(program, durations))
             return makespan_of(program, durations) if folds else makespan(program, durations)
 
         # priced and evaluated block by block: durations of the whole batch would leave the cache
         return in_blocks(of_some, varied, FOLD_BLOCK if folds else None)
 
-    shared = asked, program, rows, fixed
+    shared = width, program, rows, fixed
     if mesh is None:
         return answers(*shared, varied)
     split = jax.tree.map(lambda leaf: P(*[None] * (leaf.ndim - 1), _BATCH), varied)
     specs = (*[P()] * len(shared), split)
-    columns = P(_BATCH) if asked is None else P(None, _BATCH)
+    columns = P(_BATCH) if width is None else P(None, _BATCH)
     # by hand, not left to the partitioner: it would cut the evaluator's blocks apart and have
     # devices talk at every step
     mapped = jax.shard_map(answers, mesh=mesh, in_specs=specs, out_specs=columns, check_vma=False)

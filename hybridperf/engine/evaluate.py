@@ -326,18 +326,6 @@ def table_of(program: StepProgram, durations: jax.Array) -> jax.Array:
     return _with_row(table, last, jnp.asarray(made - 1))
 
 
-def step_starts(program: StepProgram, durations: jax.Array) -> jax.Array:
-    """Start of each step [S, B], from `durations` [U, B]; large, so ask for blocks of B."""
-
-    def start(
-        host: Any, slots: Any, launched: jax.Array, first: jax.Array, second: jax.Array
-    ) -> jax.Array:
-        del host, slots
-        return later(launched, later(first, second))
-
-    return _forward(program, table_of(program, durations), note=start)[1]
-
-
 def _place_dtype(program: StepProgram) -> type[np.unsignedinteger]:
     """Of the number of a slot, or of a host's clock, which stands at `slots + host`."""
     return np.uint8 if program.slots + program.hosts <= 1 + np.iinfo(np.uint8).max else np.uint16

@@ -27,6 +27,8 @@ from operator import index
 
 import numpy as np
 
+COMPUTE, COMM = "compute", "comm"  # streams of a rank: all but the first communicate
+
 
 @dataclass(frozen=True, eq=False)  # eq=False: arrays have no single truth value to compare by
 class Graph:
@@ -92,7 +94,7 @@ class GraphBuilder:
         *,
         label: str = "",
         rank: int = 0,
-        stream: str = "compute",
+        stream: str = COMPUTE,
         after: Sequence[int] = (),
         launch_row: int = 0,
         blocking: bool = False,
@@ -117,7 +119,7 @@ class GraphBuilder:
         *,
         label: str,
         ranks: Sequence[int],
-        stream: str = "comm",
+        stream: str = COMM,
         after: Sequence[int] = (),
         launch_row: int = 0,
     ) -> dict[int, int]:

@@ -18,9 +18,8 @@ from collections import Counter
 import numpy as np
 
 from hybridperf.engine.evaluate import last_ends
-from hybridperf.engine.graph import GraphBuilder
+from hybridperf.engine.graph import COMPUTE, GraphBuilder
 from hybridperf.engine.lower import lower
-from hybridperf.engine.outputs import COMPUTE
 from hybridperf.io import InputError
 from hybridperf.workloads.schedules import BACKWARD, FORWARD, WEIGHT, Schedule, Task
 

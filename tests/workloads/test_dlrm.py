@@ -10,7 +10,6 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traced import AllToAll
 from hybridperf.engine.batches import BatchPredictor
 from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.outputs import OUTPUTS
 from hybridperf.engine.workload import Workload
 from hybridperf.hardware import Host, Overhead, Spread, load_device, load_system
 from hybridperf.io import InputError
@@ -82,8 +81,6 @@ def test_links_may_be_varied_and_have_exact_slopes(model):
     around = BatchPredictor(model, workload)(intra_bytes_per_s=[rate * 0.98, rate * 1.02])
     assert slope == pytest.approx((around[1] - around[0]) / (0.04 * rate), rel=0.05)
     assert slope < 0
-    columns = BatchPredictor(model, workload, OUTPUTS)(intra_bytes_per_s=[rate])
-    assert columns["critical_alltoall_s"] + columns["critical_all_reduce_s"] > 0
     with pytest.raises(
         InputError, match="has no collectives, so intra_bytes_per_s changes nothing"
     ):

@@ -25,8 +25,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.outputs import COMM, COMPUTE
+from hybridperf.engine.graph import COMM, COMPUTE, GraphBuilder
 from hybridperf.hardware import Host
 from hybridperf.model.calls import Call, CollectiveCall, GivenSeconds
 from hybridperf.ops import BatchedGemm, Copy, Elementwise, Gemm, OpCall, Reduction, Sort, op_by_name

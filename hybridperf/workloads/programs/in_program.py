@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridperf.engine.graph import Graph, GraphBuilder
-from hybridperf.engine.outputs import COMM, COMPUTE
+from hybridperf.engine.graph import COMM, COMPUTE, Graph, GraphBuilder
 from hybridperf.engine.workload import Workload
 from hybridperf.io import InputError
 from hybridperf.model.calls import (

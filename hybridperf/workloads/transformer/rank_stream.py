@@ -20,8 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import hybridperf.ops as ops
-from hybridperf.engine.graph import GraphBuilder
-from hybridperf.engine.outputs import COMPUTE
+from hybridperf.engine.graph import COMPUTE, GraphBuilder
 from hybridperf.hardware import Host
 from hybridperf.model.calls import Call, CallChain, Exposed, GivenSeconds, StepPlace
 from hybridperf.workloads.transformer.in_step import (

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hybridperf.engine.outputs import COMM, COMPUTE
+from hybridperf.engine.graph import COMM, COMPUTE
 from hybridperf.engine.workload import PeakMemory, Workload
 from hybridperf.io import InputError, unknown
 from hybridperf.model.calls import Call, CollectiveCall, StepPlace
