@@ -485,7 +485,7 @@ def test_one_precision_after_the_other(fabric: CollectiveModel, shipped: PerfMod
         with jax.enable_x64(precise):
             reduced = CollectivePricer.of(fabric, "all_reduce", n_gpus=8)
             found = [jitted(jax.grad(reduced, argnums=1))(fabric.links(), 64e6)]
-            priced = functools.partial(pricer_of(shipped, "gemm"), **CASES["gemm"])
+            priced = functools.partial(pricer_of(shipped, "moe"), **CASES["moe"])
             by_machine = jitted(jax.grad(priced))(shipped.platform())
             found += [by_machine.memory_bytes_per_s, by_machine.peak_flops_scale]
         assert all(one.dtype == (np.float64 if precise else np.float32) for one in found[1:])

@@ -66,9 +66,10 @@ def row_of(random: np.random.Generator) -> dict[str, Any]:
     return row
 
 
-def named_in_part(rows: list[dict], places: list[int], share: float, random: Any) -> pd.DataFrame:
+def named_in_part(
+    rows: list[dict], defaults: list[dict], places: list[int], share: float, random: Any
+) -> pd.DataFrame:
     """Rows, each with any part of what is assumed of it."""
-    defaults = hp.assumed(rows, "serve").to_dict("records")
     found = []
     for place in places:
         own = {name: said for name, said in defaults[place].items() if said == said}
@@ -88,11 +89,12 @@ def test_naming_what_is_assumed_changes_nothing() -> None:
     then = before.loc[places].reset_index(drop=True)
     untold = then["note"].str.contains("not told|none assumed", regex=True)
     assert 5 < untold.sum() < 100
-    for share in (0.4, 1.0):
-        named = named_in_part(rows, places, share, random)
-        now = predict_serving(named).frame
+    defaults = hp.assumed(rows, "serve").to_dict("records")
+    named = [named_in_part(rows, defaults, places, share, random) for share in (0.4, 1.0)]
+    both = predict_serving(pd.concat(named, ignore_index=True)).frame  # priced together
+    for some, now in zip(named, (both[:200], both[200:].reset_index(drop=True)), strict=True):
         refused = now["predicted_ttft_s"].isna()
-        assert not refused.any(), (named[refused].to_dict("records"), [*now["note"][refused]])
+        assert not refused.any(), (some[refused].to_dict("records"), [*now["note"][refused]])
         for name in (*SECONDS, "predicted_tokens_per_s_gpu", "memory_bytes", "fits"):
             np.testing.assert_allclose(
                 now[name].astype(float), then[name].astype(float), rtol=1e-9, err_msg=name
