@@ -1,8 +1,8 @@
 """The prior over systems of links, trained; and how wide its intervals are for unmeasured ones.
 
 Each system of a prior is predicted by the knobs of the others; a link's width is the least that
-holds 90 % of its rows, all systems counting alike (`hybridperf.collectives.widths` says how widths
-are used). Widths are logs of seconds.
+holds 90 % of its rows, all systems counting alike (`hybridperf.collectives.widths` says of which
+rows, and how widths are used). Widths are logs of seconds.
 """
 
 from __future__ import annotations
@@ -78,8 +78,12 @@ def priced_rows(frame: pd.DataFrame, system: SystemSpec) -> tuple[CollectiveRows
 def by_link(
     prior: FamilyPrior, systems: Mapping[str, tuple[CollectiveRows, np.ndarray]]
 ) -> dict[str, float]:
-    """Half-widths by link, from the rows and seconds [N] of each of a prior's systems."""
-    known, errors = own_knobs(prior), dict[str, list[np.ndarray]]()
+    """Half-widths by link, of links that datasheets tell in two parts (`widths`), from the rows and
+    seconds [N] of each of a prior's systems. Rows of collectives and libraries that no other system
+    has on that link count where it has no others.
+    """
+    known = own_knobs(prior)
+    met, any_ = dict[str, list[np.ndarray]](), dict[str, list[np.ndarray]]()
     if len(known) < 2:
         return {}
     random = np.random.default_rng(0)
@@ -87,12 +91,20 @@ def by_link(
         some = np.sort(random.permutation(len(rows))[:_MOST_ROWS])
         rows, time_s = rows.rows(some), time_s[some]
         others = population(ALPHA_BETA, {one: of for one, of in known.items() if one != name})
-        knobs = others.typical().including(others, rows.implementation)
-        off = np.abs(knobs.closed(rows).total - np.log(time_s))
-        links = widths.links_of(rows)
-        for link in np.unique(links):
-            errors.setdefault(str(link), []).append(off[links == link])
-    return {link: held(off) for link, off in errors.items()}
+        closed = others.typical().including(others, rows.implementation).closed(rows)
+        off, links = np.abs(closed.total - np.log(time_s)), widths.links_of(rows)
+        there = rows.among(others.implementations) | np.isin(links, widths.ANYONES)
+        carried = closed.position[:, ALPHA_BETA.position.index("bytes_over_fixed")] > 0
+        for link in map(str, np.unique(links)):
+            parts = {link: carried, widths.fixed_of(link): ~carried}
+            if link in widths.ANYONES:
+                parts = {link: np.ones(len(rows), bool)}
+            for word, mine in parts.items():
+                mine = mine & (links == link)
+                for errors, which in ((any_, mine), (met, mine & there)):
+                    if which.any():
+                        errors.setdefault(word, []).append(off[which])
+    return {word: held(met.get(word, off)) for word, off in any_.items()}
 
 
 def own_knobs(prior: FamilyPrior) -> dict[str, ImplementationKnobs]:

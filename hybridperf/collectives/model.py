@@ -31,6 +31,7 @@ from hybridperf.collectives.rows import (
     checked,
     collective_rows,
     joined,
+    sent_as_told,
     text,
 )
 from hybridperf.collectives.traffic import Links
@@ -149,23 +150,24 @@ class CollectiveModel:
         kind = good.groupby(named, dropna=False, sort=False).ngroup().to_numpy()
         given = good.iloc[np.unique(kind, return_index=True)[1]].assign(bytes=1.0)
         known, strange = experts.as_plain(given), np.zeros(len(given), bool)
+        times = np.ones(len(given))
         if self.library != DEFAULT_IMPLEMENTATION:
             known = known.assign(lib=text(known, "lib", self.library))
         known = taken_for_known(known, self.known_versions)
         if self.adapted is not None:
             own, others = self.adapted.knobs, self.adapted.prior.population
             slots = (*own.implementations, *others.implementations)
-            known, strange = taken_for_usual(known, slots, self.library)
+            known, strange, times = taken_for_usual(known, slots, self.library)
         rows = collective_rows(known, self.system, self.versions)
         to_experts = experts.among(given)
-        table = self._of_experts(given, to_experts, self._table(known, rows, strange))
+        table = self._of_experts(given, to_experts, self._table(known, rows, strange, times))
         inside = (rows.nodes > 1) & (rows.ranks_per_node > 1)
         inside &= known["collective"].isin(self._inside_alone).to_numpy()
         if inside.any():
             ranks = np.where(inside, rows.ranks_per_node, known["n_gpus"])
             part = known.assign(n_gpus=ranks, n_nodes=np.where(inside, 1.0, rows.nodes))
             of_node = collective_rows(part, self.system, self.versions)
-            least = self._of_experts(given, to_experts, self._table(part, of_node, strange))
+            least = self._of_experts(given, to_experts, self._table(part, of_node, strange, times))
             table = dataclasses.replace(table, least=least)
         near = rows.within(self.measured, kind, good["bytes"].to_numpy())
         near &= ~(strange | to_experts)[kind]
@@ -173,7 +175,8 @@ class CollectiveModel:
         met, remarks = np.zeros(len(rows), bool), np.full(len(rows), _DATASHEET_ALONE, object)
         if self.adapted is not None:
             met = rows.among(self.adapted.knobs.implementations)
-            remarks = self._remarks(given, rows, met, strange)
+            taken = text(known, "lib", self.library)
+            remarks = self._remarks(given, rows, met, np.where(strange, taken, ""), times)
             met = met & ~(strange | to_experts) & bool(self.adapted.rows)
         return Kinds(table, met, factor, remarks, near), kind
 
@@ -187,16 +190,19 @@ class CollectiveModel:
         return [name for name in _COMPOSED if (name, False) in met and (name, True) not in met]
 
     def _table(
-        self, known: pd.DataFrame, rows: CollectiveRows, strange: np.ndarray
+        self, known: pd.DataFrame, rows: CollectiveRows, strange: np.ndarray, times: np.ndarray
     ) -> CollectiveTable:
-        """Kinds [C] as arrays, of one byte; those of `strange` ones are of another library."""
+        """Kinds [C] as arrays, of one byte; those of `strange` ones are of another library, and
+        take so many `times` as long as its.
+        """
         g, nodes = rows.ranks_per_node, rows.nodes
         names = known["collective"].to_numpy(object)
-        inside, across, talking, _ = traffic.sent(names, g, nodes)
+        inside, across, talking, _ = sent_as_told(known, g, nodes)
         theta, curves = np.tile(price.DATASHEET_THETA, (len(rows), 1)), None
         source = np.full(len(rows), price.DATASHEET)
         if self.adapted is not None:
-            theta, curves = self._theta(rows), self._curves(known, rows, strange)
+            theta = price.times_as_long(self._theta(rows), times)
+            curves = self._curves(known, rows, strange)
             over = (nodes > 1) & (not self.network_measured)
             source = np.where(curves.source, curves.source, price.PRIOR)
             source = np.where(over, price.BELIEF, source)
@@ -248,10 +254,10 @@ class CollectiveModel:
         """
         adapted, sizes = self.adapted, len(LOG2_BYTES)
         assert adapted is not None
-        prior = adapted.prior
+        prior, every = adapted.prior, np.arange(len(rows))
+        of_bytes = self._share_of_bytes(rows)
         if self.learned_on is not None:
             rows = collective_rows(known, self.learned_on, self.versions)
-        every = np.arange(len(rows))
         grid = rows.rows(np.repeat(every, sizes)).resized(np.tile(2.0**LOG2_BYTES, len(rows)))
         said = adapted.predict(grid)
         log_s, closed, half = (
@@ -262,19 +268,22 @@ class CollectiveModel:
         # closed form alone was nearer for each of four networks left out.
         alone = np.where(rows.nodes > 1, 0.0, 1.0)
         share = (rows.nearness(self.measured) if adapted.rows else alone)[:, None]
+        over = ((rows.nodes > 1) & (not self.network_measured))[:, None]
+        believed = network.log_widths(self.system, rows.nodes)
+        of_network = np.where(over, widths.mixed(*believed, of_bytes), np.inf)
         if not adapted.rows or (share < 1).any():
-            usual = widths.unmeasured(prior, rows)
-            over = (rows.nodes > 1) & (not self.network_measured)
-            believed = np.where(over, network.log_width(self.system), np.inf)
-            without = np.minimum(usual, believed)[:, None]
-            # without rows: wider by the same where sizes lie beyond what the prior has seen
-            none = without * half / prior.log_width
+            without = widths.unmeasured(prior, rows, of_bytes)
+            # without rows: wider by the same where sizes lie beyond what the prior has seen; of
+            # networks the rule's own widths are of as many nodes as they say
+            none = np.minimum(without * half / prior.log_width, of_network)
+            without = np.minimum(without, of_network)
             half = share * half + (1 - share) * np.maximum(half, without) if adapted.rows else none
-        wide = np.where(strange, widths.of_links(prior, rows), 0.0)[:, None]
+        others = np.minimum(widths.of_links(prior, rows, of_bytes), of_network)
+        wide = np.where(strange[:, None], others, 0.0)
         rising = [price.never_falling(one) for one in closed + share * (log_s - closed)]
         own = rows.among(one.group for one in self.measured)
-        others = price.REFERENCES if prior.population.references else price.PRIOR
-        source = np.where(share[:, 0] > 0, others, price.NOTHING)
+        elsewhere = price.REFERENCES if prior.population.references else price.PRIOR
+        source = np.where(share[:, 0] > 0, elsewhere, price.NOTHING)
         own &= share[:, 0] > _NEAR
         source = np.where(strange, price.OTHER_LIBRARY, np.where(own, price.OWN_ROWS, source))
         return Curves(
@@ -283,10 +292,22 @@ class CollectiveModel:
             Links.of(self.learned_on or self.system),
         )  # fmt: skip
 
+    def _share_of_bytes(self, rows: CollectiveRows) -> np.ndarray:
+        """[C, G] what bytes take of the closed form's seconds, the rest being fixed."""
+        size = len(LOG2_BYTES)
+        grid = rows.rows(np.repeat(np.arange(len(rows)), size))
+        grid = grid.resized(np.tile(2.0**LOG2_BYTES, len(rows)))
+        latency = price.FIXED * np.log(self.system.latency_s)
+        theta = np.repeat(self._theta(rows) + latency, size, 0)
+        of = form.parts(theta, grid.work())
+        fixed = of.floor + np.minimum(of.fixed_small, of.fixed_large)
+        return np.asarray(of.carried / (of.carried + fixed)).reshape(-1, size)
+
     def _remarks(
-        self, given: pd.DataFrame, rows: CollectiveRows, met: np.ndarray, strange: np.ndarray
-    ) -> np.ndarray:
-        """What to note of kinds, object [C]."""
+        self, given: pd.DataFrame, rows: CollectiveRows, met: np.ndarray, taken: np.ndarray,
+        times: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        """What to note of kinds, object [C]; `taken`: for which library, where not for its own."""
         assert self.adapted is not None
         version = text(given, "lib_version")
         usual = np.array([self.versions.get(group, "") for group in rows.group], object)
@@ -305,7 +326,8 @@ class CollectiveModel:
             (~(met | to_experts), _UNMET),
             (to_experts, _OF_EXPERTS),
             (experts.unknown_kernels(given), _NO_KERNEL),
-            (strange, f"no such collective of its library was measured: taken for {self.library}"),
+            (taken != "", "no such collective of its library was measured: taken for " + taken),
+            (times != 1.0, np.array([f"{more:g} times as long as its" for more in times], object)),
         ]
         return joined(*(np.where(at, said, "") for at, said in remarks))
 

@@ -58,6 +58,7 @@ class Stage(NamedTuple):
 
 
 FIXED = np.array([name in form.FIXED for name in form.ALPHA_BETA.knobs], float)
+_SHARES = np.array([name.endswith("_efficiency") for name in form.ALPHA_BETA.knobs], float)
 # [K] knobs that leave latency and rates of a datasheet: other seconds vanish, one algorithm is left
 DATASHEET_THETA = np.log([
     {"floor_s": 1.0, "small_waste": 1e9, "rank_decay": form.NO_DECAY, "sharpness": 1.0}.get(
@@ -256,6 +257,11 @@ def collective_seconds(table: CollectiveTable, links: Links, xp: ModuleType = jn
     table, links = fresh_views((table, links))
     links = jax.tree.map(lambda number: xp.asarray(number)[..., None], links)
     return price(table, links, xp).seconds
+
+
+def times_as_long(theta: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Knobs [N, K] of collectives that take so many times [N] as long, whatever their bytes."""
+    return np.asarray(theta + np.log(times)[:, None] * (FIXED - _SHARES))
 
 
 def closed_form_s(table: CollectiveTable, links: Links) -> Array:

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hybridperf.collectives.algorithms import experts
-from hybridperf.collectives.algorithms.told import ALGORITHMS, told
+from hybridperf.collectives.algorithms import experts, ring
+from hybridperf.collectives.algorithms.told import ALGORITHMS, before_trees, told
 from hybridperf.collectives.form import ALPHA_BETA
 from hybridperf.collectives.traffic import Links, by_host, canonical_collective, link_of, sent
 from hybridperf.fields import fields_of
@@ -161,13 +161,7 @@ def collective_rows(
     columns = ("bytes", "n_gpus", "n_nodes")
     bytes_, ranks, nodes = (frame[column].to_numpy(np.float64) for column in columns)
     g = ranks / nodes
-    inside, across, talking, steps = sent(names, g, nodes)
-    # over nodes NCCL takes the algorithm that it is told to
-    lib, algorithm = text(frame, "lib", DEFAULT_IMPLEMENTATION), told(text(frame, "variant"))
-    told_to = (nodes > 1) & np.array([word.lower().startswith("nccl") for word in lib], bool)
-    for name, steps_of in ALGORITHMS.items():
-        at = told_to & (algorithm == name)
-        steps[at] = np.stack(2 * steps_of(g[at], nodes[at]), 1)
+    inside, across, talking, steps = sent_as_told(frame, g, nodes)
     links, way = Links.of(system), by_host(system, g)
     seconds = np.stack(links.seconds(bytes_ * inside, bytes_ * across, talking, way), -1)
     link = np.where(nodes > 1, "network", link_of(system)).astype(object)
@@ -198,6 +192,24 @@ def collective_rows(
     stacked = np.stack([np.asarray(value, np.float64) for value in values.values()], 1)
     slot = np.where(version == "", group, group + "#" + version)
     return CollectiveRows(seconds, bytes_, g, nodes, steps, slot, Inputs(tuple(values), stacked))
+
+
+def sent_as_told(
+    frame: pd.DataFrame, g: np.ndarray, nodes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`traffic.sent` of rows; over nodes NCCL takes the algorithm that it is told to, or has."""
+    names = frame["collective"].to_numpy(object)
+    inside, across, talking, steps = sent(names, g, nodes)
+    lib, version = text(frame, "lib", DEFAULT_IMPLEMENTATION), text(frame, "lib_version")
+    old = before_trees(np.where(version == "", lib, version))
+    algorithm = np.where(old, "ring", told(text(frame, "variant")))
+    free = (nodes <= 1) | ~np.array([word.lower().startswith("nccl") for word in lib], bool)
+    for name, steps_of in ALGORITHMS.items():
+        at = ~free & (algorithm == name)
+        steps[at] = np.stack(2 * steps_of(g[at], nodes[at]), 1)
+    rings = ~free & (algorithm == "ring") & (names == "all_reduce")
+    across[rings] = 2 * ring.across(g, nodes)[rings]
+    return inside, across, talking, steps
 
 
 def implementations(frame: pd.DataFrame) -> np.ndarray:

@@ -23,7 +23,9 @@ from hybridperf.hardware import SystemSpec
 from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array
 
-_KIND_BY_WORD = {  # the first word found in a system's `intra_link` decides
+# The first word found in a system's `intra_link` decides. Fabrics of accelerators' own (Infinity
+# Fabric, ICI, NeuronLink) are priced as NVLink is, the only one whose collectives taught the prior.
+_KIND_BY_WORD = {
     "bridge": "nvlink_bridge", "nvlink": "nvlink", "pcie": "pcie", "shared memory": "shared_memory",
 }  # fmt: skip
 _BRIDGED = 2  # accelerators that an NVLink bridge joins
@@ -160,4 +162,4 @@ class Links:
 def link_of(system: SystemSpec) -> str:
     """What kind of link joins the accelerators of a node."""
     text = system.intra_link.lower().replace("no nvlink", "")
-    return next((kind for word, kind in _KIND_BY_WORD.items() if word in text), "other")
+    return next((kind for word, kind in _KIND_BY_WORD.items() if word in text), "nvlink")

@@ -8,16 +8,19 @@ that they never met they would know less than of any other.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from hybridperf.collectives.rows import DEFAULT_IMPLEMENTATION, implementations, text
 from hybridperf.collectives.traffic import link_of
 from hybridperf.hardware import load_system
+from hybridperf.io import shipped_toml
 from hybridperf.io.later import pd
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.implementation import CollectiveImplementation, Implementation
@@ -68,26 +71,56 @@ def taken_for_known(frame: pd.DataFrame, known: Versions) -> pd.DataFrame:
     return frame.assign(**{_COLUMN: [nearest[pair] or np.nan for pair in pairs]})
 
 
+class _Library(NamedTuple):
+    """What a library is taken for whose collective nobody measured (`libraries.toml`)."""
+
+    words: tuple[str, ...]
+    source: str
+    inside: str = ""  # among ranks of one node; the usual one if empty or without the collective
+    times: float = 1.0  # as long
+
+
 def taken_for_usual(
     frame: pd.DataFrame, slots: Sequence[str], usual: str
-) -> tuple[pd.DataFrame, np.ndarray]:
+) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """(a table of known collectives, where libraries without that collective among the texts of
-    implementations are the `usual` one; which rows these are [N]).
+    implementations are one that has it; which rows these are [N]; how many times as long they take
+    as what they are taken for [N]).
 
-    Expert all-to-alls of DeepEP's low-latency kernels and of TensorRT-LLM are 9 to 29 % off in the
-    median by NCCL's on the same node, nine in ten within a factor of 1.3 to 1.9, where two systems
-    on NVLink of which nothing was measured are within 1.7 (claim `collectives --tasks experts`).
+    It is the `usual` one if `libraries.toml` names none. Expert all-to-alls of DeepEP's low-latency
+    kernels and of TensorRT-LLM are 9 to 29 % off in the median by NCCL's on the same node, nine in
+    ten within a factor of 1.3 to 1.9, where two systems on NVLink of which nothing was measured are
+    within 1.7 (claim `collectives --tasks experts`).
     """
-    if set(text(frame, "lib", DEFAULT_IMPLEMENTATION)) <= {usual}:
-        return frame, np.zeros(len(frame), bool)
+    times = np.ones(len(frame))
+    lib = text(frame, "lib", DEFAULT_IMPLEMENTATION)
+    if set(lib) <= {usual}:
+        return frame, np.zeros(len(frame), bool), times
     known = {CollectiveImplementation.parse(slot)[:2] for slot in slots}
     named = list(zip(frame["collective"], implementations(frame), strict=True))
     strange = np.array([name not in known for name in named], bool)
     strange &= np.array([(kind, usual) in known for kind, _ in named], bool)
-    for name, word in (("lib", usual), ("variant", np.nan), (_COLUMN, np.nan)):
+    instead = np.full(len(frame), usual, object)
+    for at in np.flatnonzero(strange):
+        kind, name = named[at]
+        if (like := _like(f"{name} {lib[at]}".lower())) is not None:
+            times[at] = like.times
+            if frame["n_nodes"].iloc[at] == 1 and (kind, like.inside) in known:
+                instead[at] = like.inside
+    for name, word in (("lib", instead), ("variant", np.nan), (_COLUMN, np.nan)):
         if name in frame and strange.any():
             frame = frame.assign(**{name: frame[name].astype(object).where(~strange, word)})
-    return frame, strange
+    return frame, strange, times
+
+
+def _like(name: str) -> _Library | None:
+    return next((one for one in _libraries() if any(word in name for word in one.words)), None)
+
+
+@functools.cache
+def _libraries() -> tuple[_Library, ...]:
+    rows = shipped_toml(__package__, "libraries.toml")["library"]
+    return tuple(_Library(**{**row, "words": tuple(row["words"])}) for row in rows)
 
 
 def _nearest(version: str, known: Sequence[str]) -> str:

@@ -1,12 +1,15 @@
 """How far off a system is of which nothing was measured: half-widths of 90 % intervals, by link.
 
 Each system of a prior is predicted by the knobs of the others; a link's width is the least that
-holds 90 % of its rows, all systems counting alike. Where a reference system has the same collective
-and library, its own knobs are taken over, and systems that have such references tell how far that
-carries. Where none is known, it is half of the link's width, as knobs keep within half of the
-spread over systems then (`learning.prior.knobs`).
+holds 90 % of its rows, all systems counting alike. On links that datasheets tell, what is fixed
+(launches, steps) is less known than what bytes take: each part has a width of its own, of rows in
+which it is the larger one, and a row has both in proportion. Where a reference system has the same
+collective and library, its own knobs are taken over, and systems that have such references tell how
+far that carries; no nearer than half of the link's width, as knobs keep within half of the spread
+over systems then (`learning.prior.knobs`).
 
-Widths are logs of seconds.
+Widths are logs of seconds. C kinds of collectives, G sizes; `share` [C, G] is what bytes take of
+the closed form's seconds.
 """
 
 from __future__ import annotations
@@ -17,26 +20,40 @@ from hybridperf.collectives.rows import CollectiveRows
 from hybridperf.learning.prior import FamilyPrior
 from hybridperf.learning.prior.implementation import CollectiveImplementation
 
-_ANYONES = ("network", "pcie")  # datasheets do not tell what these carry
+ANYONES = ("network", "pcie")  # datasheets do not tell what these carry
 _OF_REFERENCES = 0.5
 
 
-def unmeasured(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
-    """[N] half-widths for rows of a system of which nothing like them was measured."""
-    usual = of_links(prior, rows)
+def unmeasured(prior: FamilyPrior, rows: CollectiveRows, share: np.ndarray) -> np.ndarray:
+    """[C, G] half-widths for rows of a system of which nothing like them was measured."""
+    usual = of_links(prior, rows, share)
     if not prior.log_widths or not prior.population.references:
         return usual
-    shared = prior.reference_log_width
-    theirs = usual * _OF_REFERENCES if shared is None else np.minimum(usual, shared)
-    return np.where(referred(prior, rows), theirs, usual)
+    theirs = np.maximum(usual * _OF_REFERENCES, prior.reference_log_width or 0.0)
+    return np.where(referred(prior, rows)[:, None], np.minimum(usual, theirs), usual)
 
 
-def of_links(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
-    """[N] half-widths that the rows' links have on systems of which nothing was measured."""
-    if not prior.log_widths:  # of an older file
-        return np.full(len(rows), prior.log_width)
-    widest = max(prior.log_widths.values())
-    return np.array([prior.log_widths.get(link, widest) for link in links_of(rows)])
+def of_links(prior: FamilyPrior, rows: CollectiveRows, share: np.ndarray) -> np.ndarray:
+    """[C, G] half-widths that the rows' links have on systems of which nothing was measured."""
+    known = prior.log_widths
+    if not known:  # of an older file
+        return np.full(share.shape, prior.log_width)
+    widest = max(known.values())
+    bytes_ = np.array([known.get(link, widest) for link in links_of(rows)])
+    fixed = np.array(
+        [known.get(fixed_of(link), known.get(link, widest)) for link in links_of(rows)]
+    )
+    return mixed(fixed[:, None], bytes_[:, None], share)
+
+
+def fixed_of(link: str) -> str:
+    """The word of a link's width for what is fixed."""
+    return f"{link}, fixed"
+
+
+def mixed(fixed: np.ndarray, bytes_: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Half-widths of collectives of which bytes take this share of the time."""
+    return np.asarray((1 - share) * fixed + share * bytes_)
 
 
 def referred(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
@@ -47,7 +64,7 @@ def referred(prior: FamilyPrior, rows: CollectiveRows) -> np.ndarray:
     own = usual.own[[usual.devices.index(name) for name in usual.references]]
     there = np.isfinite(own[..., 0]).any(0)
     has = rows.among(np.array(usual.implementations, object)[there])
-    return has & ~np.isin(links_of(rows), _ANYONES)
+    return has & ~np.isin(links_of(rows), ANYONES)
 
 
 def links_of(rows: CollectiveRows) -> np.ndarray:

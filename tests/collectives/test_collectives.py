@@ -224,7 +224,8 @@ def test_more_ranks_than_a_bridge_joins_go_by_the_hosts_bus() -> None:
         ("NVLink3+NVSwitch", "nvlink"),
         ("PCIe4 x16 (no NVLink)", "pcie"),
         ("NVLink bridge, pairs", "nvlink_bridge"),
-        ("Xe Link", "other"),
+        ("Xe Link", "nvlink"),
+        ("Infinity Fabric (7x64 GB/s)", "nvlink"),
     ],
 )
 def test_kinds_of_link(text: str, kind: str) -> None:

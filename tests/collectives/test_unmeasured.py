@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from hybridperf.collectives.algorithms import COLLECTIVES, direct, ring, tree
+from hybridperf.collectives.algorithms.told import before_trees
 from hybridperf.collectives.fit import collectives_by_name, fit_collectives
 from hybridperf.collectives.network import TREE_STEP_S
 from hybridperf.collectives.price import collective_seconds
@@ -163,3 +164,45 @@ def test_messages_through_a_host_wait_for_it() -> None:
     )
     assert 60e-6 < efa - quick < 200e-6
     assert 2 * efa < virtual
+
+
+def test_a_library_that_nobody_measured_is_taken_for_what_is_alike() -> None:
+    """MSCCL++ is a kernel as engines' own all-reduces are; a host's messages take longer."""
+    model = fit_collectives(None, "marenostrum5_h100")[0]
+
+    def said(lib: str, nodes: int) -> pd.Series:
+        rows = asked("all_reduce", np.array([8192.0]), nodes, 4).assign(lib=lib)
+        return model.predict(rows).iloc[0]
+
+    kernel, like = said("mscclpp", 1), said("vllm_custom_graph", 1)
+    assert kernel["predicted_s"] == pytest.approx(like["predicted_s"], rel=1e-9)
+    assert "taken for vllm_custom_graph" in kernel["note"]
+    host, usual = said("mpi", 8), said("nccl", 8)
+    assert host["predicted_s"] == pytest.approx(2.3 * usual["predicted_s"], rel=1e-6)
+    assert "taken for nccl; 2.3 times as long as its" in host["note"]
+
+
+def test_an_nccl_before_trees_goes_round_rings_over_nodes() -> None:
+    versions = np.array(["NCCL 2.0 MPI", "2.3.7", "2.4.2", "2.27.3", "nccl"])
+    assert before_trees(versions).tolist() == [True, True, False, False, False]
+    rows = asked("all_reduce", np.array([2.0**30] * 3), 2)
+    rows["lib"] = ["NCCL 2.0 MPI", "nccl", "nccl"]
+    rows["variant"] = ["NCCL 2.0 MPI", "nccl_ring", "nccl-tests"]
+    seconds = collective_rows(rows, load_system(H100)).seconds[:, 1]
+    assert seconds == pytest.approx(seconds[2] * np.array([2 * 15 / 16, 2 * 15 / 16, 1.0]))
+
+
+def test_what_is_fixed_is_less_known_than_what_bytes_take() -> None:
+    """A system without references, and a network whose card is told, up to 64 nodes alike."""
+
+    def halves(name: str, nodes: int) -> np.ndarray:
+        rows = asked("all_gather", np.array([2.0**10, 2.0**33]), nodes)
+        said = fit_collectives(None, name)[0].predict(rows)
+        return np.log(said["high_s"] / said["low_s"]).to_numpy() / 2
+
+    for name, nodes in (("8x_mi300x", 1), ("gcp_a3_ultra_h200", 2)):
+        small, large = halves(name, nodes)
+        assert small > 1.3 * large
+    few, some, many = (halves("gcp_a3_ultra_h200", nodes)[0] for nodes in (4, 64, 256))
+    assert some == pytest.approx(few, rel=0.05)
+    assert many > 1.8 * some

@@ -6,6 +6,8 @@ took. Told to, it takes the steps of that one with few bytes as with many, with 
     ring   g N - N inside nodes, N - 1 between them
     tree   g - 1 (a chain inside each node), log2 N
 
+A ring's sum brings every node twice a buffer but a rank's part, between two nodes as among more.
+
 as NCCL counts them (NVIDIA/nccl, src/graph/tuning.cc). CollNet, NVLS and PAT need a network, a
 switch or a collective that has them, and are passed over without (the same file); rows measured
 under these words are taken for NCCL left alone, which told them apart less well otherwise (20 rows
@@ -16,6 +18,7 @@ A table's `variant` names an algorithm as its last word: `nccl_ring`, `tree`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 
 import numpy as np
@@ -28,6 +31,7 @@ ALGORITHMS: dict[str, Callable[[Array, Array], tuple[Array, Array]]] = {
 }  # fmt: skip
 
 
+_TREES = (2, 4)  # the first version with trees (its release notes); before, rings alone
 # what NCCL can be told, too, but rows do not tell apart (NCCL_ALGO, NCCL_PROTO)
 NOT_TOLD_APART = (
     "nvls", "nvlstree", "collnet", "collnetdirect", "collnetchain", "pat", "ll", "ll128", "simple",
@@ -38,6 +42,12 @@ def told(variants: np.ndarray, words: Collection[str] = tuple(ALGORITHMS)) -> np
     """[N] which of some words, usually the algorithms above, each variant names, "" for none."""
     last = [str(one).lower().replace("-", "_").rsplit("_", 1)[-1] for one in variants]
     return np.array([word if word in words else "" for word in last], object)
+
+
+def before_trees(versions: np.ndarray) -> np.ndarray:
+    """[N] whether the first number of each word is of an NCCL that had rings alone."""
+    found = [re.search(r"(\d+)\.(\d+)", str(one)) for one in versions]
+    return np.array([one is not None and tuple(map(int, one.groups())) < _TREES for one in found])
 
 
 def not_told_apart(variants: np.ndarray, nodes: np.ndarray) -> np.ndarray:
