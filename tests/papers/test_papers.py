@@ -4,7 +4,7 @@ import re
 
 import nbformat
 import pytest
-from papers import chimera, mad_max, mapa
+from papers import chimera, fusion_ai, mad_max, mapa, zero_infinity
 from support.notebooks import PAPERS, executed, shown
 
 import hybridperf as hp
@@ -75,3 +75,25 @@ def test_chimera_beats_1f1b_where_bubbles_matter() -> None:
 def test_mapa_s_eight_published_vectors(vector) -> None:
     *links, gb_s = vector
     assert mapa.effective_bytes_per_s(*map(int, links)) == pytest.approx(gb_s * 1e9, rel=1e-3)
+
+
+def test_cards_over_slow_links_are_fewer_h100_than_by_peaks() -> None:
+    """Tang et al., 2023: 50 RTX 3080 as 4 H100. By peaks so; by what their kernels reach not, over
+    any link; over 1 Gb/s links take most of the step.
+    """
+    assert 2.5 < fusion_ai.by_peaks() < 4.5
+    slow, usual, fast = (fusion_ai.cards(gb_per_s).predicted_s for gb_per_s in (1, 10, 100))
+    assert slow > 3 * usual > 3 * fast
+    assert 4 * fusion_ai.h100().high_s < 4 * fusion_ai.cards(100).low_s
+    # which is why larger micro-batches, that a card's memory does not hold, would not help
+    assert "does not fit" in fusion_ai.cards(10, 8).note
+
+
+def test_a_trillion_parameters_train_on_one_node_by_its_drives() -> None:
+    """Rajbhandari et al., SC21: 1T on one DGX-2; over 25 PFLOP/s on 512 V100, ours more."""
+    one, many = zero_infinity.trained(16, 7), zero_infinity.trained(512, 5)
+    with pytest.raises(hp.InputError):
+        zero_infinity.trained(16, 7, nvme_bytes=0.0)
+    assert 0.15 < one.of_peak < 0.4
+    assert one.of_peak < many.of_peak
+    assert 25e15 < many.flops_per_s < 2 * 25e15

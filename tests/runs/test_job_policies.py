@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.claims.jobs import ONES, PAC_ML, elastic_gains, fewer_refused, of_models
+from benchmarks.claims.jobs import elastic_gains, fewer_refused, of_models
 from hybridperf.engine.queues import erlang_b
 from hybridperf.io import InputError
 from hybridperf.runs.job_policies import (
@@ -99,26 +99,29 @@ def curves() -> dict[str, JobTimes]:
     return of_models(("bert-large", "gpt2"))
 
 
-def test_pac_ml_s_figure_lies_between_our_loads(curves: dict[str, JobTimes]) -> None:
-    """Up to 56.2 % fewer refused than by maximal parallelisation. What differs: their optical
-    cluster, graphs and learned degrees; load is the one that moves ours across theirs.
+def test_fewer_gpus_a_job_refuse_fewer_jobs(curves: dict[str, JobTimes]) -> None:
+    """PAC-ML (arXiv 2301.13799): up to 56.2 % fewer refused than by maximal parallelisation. Ours
+    fewer at any load by a degree inside, most where the cluster is least busy; how many hangs on
+    the load, which their figure is not given at.
     """
-    gains = []
-    for load in (0.1, 0.4, 1.6, 3.2):
-        for one in curves.values():
+    for one in curves.values():
+        gains = []
+        for load in (0.1, 0.4, 1.6, 3.2):
             most, least, degree = fewer_refused(one, load)
-            assert least <= most
-            assert degree < one.quickest  # interior
+            assert one.fewest <= degree < one.quickest
             gains.append(1 - least / most)
-    assert min(gains) < PAC_ML < max(gains)
+        assert gains == sorted(gains, reverse=True)
+        assert min(gains) > 0
 
 
-def test_ones_figures_lie_between_our_loads() -> None:
-    """Their elastic batches and GPUs against Tiresias, 45.6 % sooner; ours against Gittins' index.
-    What differs: load and jobs, a greedy assignment, and what a larger batch is worth.
+def test_elastic_jobs_end_sooner_than_those_of_fixed_sizes() -> None:
+    """ONES (SC21): 45.6 % sooner than Tiresias (recalled); ours against Gittins' index where GPUs
+    are left over, and less the busier the cluster.
     """
     found = elastic_gains(60, (0.7, 2.5), 1, ("bert-large", "gpt2"))
-    assert found["gittins"].min() < ONES["tiresias"] < found["gittins"].max()
+    by_load = found.groupby("load")["gittins"].mean()
+    assert by_load[0.7] > 0.4
+    assert by_load[0.7] > by_load[2.5]
 
 
 @pytest.mark.parametrize(
