@@ -36,7 +36,7 @@ def trained(gpus: int, sequences: int, nvme_bytes: float = NVME_BYTES) -> Traine
     )  # fmt: skip
     only = {"zero": [3], "tp": [4], "pp": [1], "cp": [1], "recompute": ["full"]}
     best, *_ = hp.offloaded_layouts(
-        MODEL, SYSTEM, gpus, tiers, batch=gpus * sequences, only=only, dtype="fp16",
+        MODEL, SYSTEM, gpus, tiers, batch=gpus * sequences, device=DEVICE, only=only, dtype="fp16",
         framework="megatron_deepspeed",
     )  # fmt: skip
     flops = _FLOPS_OF_WEIGHT * WEIGHTS * gpus * sequences * shape.seq
