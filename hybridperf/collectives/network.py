@@ -50,11 +50,12 @@ _KINDS = (
 )
 _UNTOLD = ("assumed", "unknown", "unstated", "TCP")  # words of a card that nobody told
 _FEW_NODES, _PER_DOUBLING = 16.0, 0.98
-# Over two nodes trees carry twice a ring's buffer where a node's links keep up, less what NCCL
-# takes off for trees (NVIDIA/nccl, src/graph/tuning.cc). AWS' p4de and an InfiniBand cluster with
-# one GPU a node carried 0.99 and 1.0 of what trees at `share` would, MSCCL++ on Azure's 1.1;
-# libraries of 2020 and 2021 0.4 to 0.6 (NVIDIA/nccl issues 495 and 837).
-_OF_TWO = 0.92
+# Over two nodes trees would carry twice a ring's buffer, if a library takes them and a node's
+# links keep up. Eight A100s a node carried 0.40 of a buffer per second and rate (NCCL 2.7), 0.57
+# (2.10, the mean over sizes) and 0.79 (AWS): in the mean 0.63 of what trees at `share` would
+# (NVIDIA/nccl issues 495 and 837, aws-samples' logs). NCCL itself leaves them 0.92
+# (src/graph/tuning.cc): with ten networks left out in turn, 0.63 was nearer for each, in the median.
+_OF_TWO = 0.63
 WIDTH = 0.15  # in logs, of `share`, as those measured scatter
 
 
