@@ -25,7 +25,7 @@ from hybridperf.cli.common import WORDS, add_commands, warn
 from hybridperf.cli.doctor import doctor
 from hybridperf.cli.explore import shard, sweep
 from hybridperf.cli.facts import devices, models, show, systems
-from hybridperf.cli.fit import calibrate, calibrations, demo, fit, plan_measurements
+from hybridperf.cli.fit import calibrate, calibrations, demo, fit, plan_measurements, share
 from hybridperf.cli.fit_check import fit_check
 from hybridperf.cli.manner import Interrupted, by_task, renewed, versions
 from hybridperf.cli.mcp import mcp
@@ -54,7 +54,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 add_commands(
-    app, demo, calibrate, fit, plan_measurements, ops, collectives, predict, steps, serve,
+    app, demo, calibrate, fit, share, plan_measurements, ops, collectives, predict, steps, serve,
     fit_check, plan, run, rl, pool, place, workers, jobs, shard, sweep, devices, systems, models,
     show, doctor, validate, calibrations, page, mcp,
 )  # fmt: skip

@@ -54,8 +54,8 @@ def add_commands(app: Typer, *commands: Callable[..., Any]) -> None:
         command.__doc__ = _COLUMNS.sub(
             lambda found: textwrap.indent(columns_help(found[1]), "    "), command.__doc__ or ""
         ).replace("    WRITTEN\n", textwrap.indent(words.get("written", ""), "    "))
-        own = {what: command.__name__ in WORDS[what] for what in ("own_progress", "own_tables")}
-        run = with_manner(command, **own, tables=asked)
+        own_progress = command.__name__ in WORDS["own_progress"]
+        run = with_manner(command, own_progress=own_progress, tables=asked)
         name = command.__name__.replace("_", "-")
         # options that name fields come as further words
         settings = {"ignore_unknown_options": command.__name__ in WORDS["fields_are_options"]}

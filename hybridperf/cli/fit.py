@@ -1,9 +1,10 @@
 """`hybridperf fit`, `plan-measurements`, `calibrations`: models from measured rows, and which rows
-to measure; `calibrate`: measure this machine and fit it; `demo`: and predict steps with it.
+to measure; `calibrate`: measure this machine and fit it; `share`: give that to others; `demo`: and
+predict steps with it.
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
@@ -19,6 +20,11 @@ from hybridperf.cli.common import (
     warn,
     wrong,
 )
+from hybridperf.fields.columns import all_ours
+
+if TYPE_CHECKING:
+    from hybridperf.model.fit.device import FitReport
+    from hybridperf.model.fit.shared import SharedRows
 
 
 def fit(
@@ -43,15 +49,26 @@ def fit(
     from hybridperf.report import fit_plots, fits
     from hybridperf.report.calibration import draw_learning_curve
 
-    if not device:
+    shared = None
+    if rows and len(rows) == 1 and rows[0].suffix == ".json":
+        from hybridperf.model.fit.shared import load_shared
+
+        if device:
+            raise wrong("expected no --device with a file of `hybridperf share`, which has its own")
+        shared = load_shared(rows[0])
+    elif not device:
         lists = "`hybridperf devices` and `hybridperf systems` list them"
         raise wrong(f"expected --device NAME or --system NAME, got neither; {lists}")
     compilation_cache()
     keep_files(common.inside(out, ("held_out.csv",)), rows or [])
-    load_device(device)  # a wrong name is reported before long tables are read
-    frame = read_tables(rows) if rows else None
     facts = _provenance("fit", rows or [])
-    model, report = fit_rows(frame, device, prior=prior or None, provenance=facts)
+    if shared:
+        given = {"drift": shared.drift, "provenance": facts | {"given": dict(shared.about)}}
+        frame, spec = shared.rows, shared.device
+    else:
+        spec = load_device(device)  # a wrong name is reported before long tables are read
+        frame, given = read_tables(rows) if rows else None, {"provenance": facts}
+    model, report = fit_rows(frame, spec, prior=prior or None, **given)
     with replacing_in(out) as new:
         model.save(new)
         report.save(new)
@@ -61,11 +78,45 @@ def fit(
         (out / "fit.png").unlink(missing_ok=True)  # of an earlier fit
     print(fits.fit_report(report, prior=bool(model.families)))
     common.result(folder=out, errors=report.table)
+    if shared:
+        all_ours()
+        print(f"\nbeside the giver's own fit, errors of rows held out:\n{_judged(shared, report)}")
     errors = ", errors of held-out rows in report.json, held_out.csv, fit.png"
     print(f"model of {model.device.name} in {out}{errors if report.rows else ''}")
     if curve:
         common.result(curve=draw_learning_curve(frame, model.device, out, prior or None))
         print(f"what more rows would bring in {out}: learning_curve.csv, learning_curve.png")
+
+
+def _judged(shared: "SharedRows", report: "FitReport") -> str:
+    """How a fit to rows that were given compares with the giver's."""
+    from hybridperf.report import text
+
+    beside = shared.beside(report.table)
+    common.result(beside=beside)
+    held = report.held_out
+    ours, roofline = (
+        abs(held[name] / held["measured_s"] - 1).median() for name in ("predicted_s", "roofline_s")
+    )
+    verdict = "nearer than" if ours < roofline else "NO nearer than"
+    off = f"{text.percent(ours)} and {text.percent(roofline)} off in the median"
+    return f"{text.frame_table(beside)}\nall rows: {verdict} the datasheet roofline, {off}"
+
+
+def share(folder: Annotated[Path, Argument()], out: Out, name: str = "") -> None:
+    """Give a calibration back: its measured rows as one file without names of hosts, people and
+    folders, and the text of a pull request.
+    """
+    from hybridperf.model.fit.shared import share as given
+
+    if out.suffix != ".json":
+        raise wrong(f"expected an --out that ends in .json, got {out.name}")
+    keep_files({"--out": out}, common.inside(folder, ("model.json", "report.json")).values())
+    found = given(folder, name)
+    found.save(out)
+    words = found.pull_request(out.name)
+    common.result(device=found.device.id, rows=len(found.rows), pull_request=words)
+    print(words)
 
 
 def _fit_system(rows: list[Path], device: str, name: str, out: Path, prior: str) -> None:
@@ -252,6 +303,7 @@ def calibrate(
     took = f"{time.perf_counter() - start_s:.0f} s in all"
     print(f"\nmodel of {made.model.device.name} in {out}, {took}:")
     print("\n".join(f"  {names:38}  {meaning}" for names, meaning in written.items()))
+    all_ours()
 
 
 def demo(out: Folder = Path("demo-out"), cores: str | None = None) -> None:
@@ -260,5 +312,7 @@ def demo(out: Folder = Path("demo-out"), cores: str | None = None) -> None:
     """
     from hybridperf.validate import demo as main_job
 
-    if main_job.run(out, cores)["beats_baselines"] is False:
+    better = main_job.run(out, cores)["beats_baselines"]
+    all_ours()
+    if better is False:
         raise Exit(common.WORSE_THAN_BASELINE)

@@ -78,9 +78,8 @@ def _schemas(tables: Sequence[str]) -> Any:
 
 
 def with_manner(
-    command: Callable[..., Any], *, own_progress: bool, own_tables: bool,
-    tables: Sequence[str] = (),
-) -> Callable[..., Any]:  # fmt: skip
+    command: Callable[..., Any], *, own_progress: bool, tables: Sequence[str] = ()
+) -> Callable[..., Any]:
     """A command with `--json`, `--quiet` and `--verbose`; with `--schema` where it reads tables."""
 
     @functools.wraps(command)
@@ -105,7 +104,7 @@ def with_manner(
                 status = command(*args, **given) or 0
             except KeyboardInterrupt as interrupt:
                 raise Interrupted(str(interrupt)) from interrupt
-            if passed and not own_tables:
+            if passed:
                 result(not_read=[*passed])
                 print(*remark_not_read(passed))
             if given.get("html"):

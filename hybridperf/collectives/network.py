@@ -54,7 +54,7 @@ _FEW_NODES, _PER_DOUBLING = 16.0, 0.98
 # links keep up. Eight A100s a node carried 0.40 of a buffer per second and rate (NCCL 2.7), 0.57
 # (2.10, the mean over sizes) and 0.79 (AWS): in the mean 0.63 of what trees at `share` would
 # (NVIDIA/nccl issues 495 and 837, aws-samples' logs). NCCL itself leaves them 0.92
-# (src/graph/tuning.cc): with ten networks left out in turn, 0.63 was nearer for each, in the median.
+# (src/graph/tuning.cc): with ten networks left out in turn, 0.63 was nearer in each median.
 _OF_TWO = 0.63
 WIDTH = 0.15  # in logs, of `share`, as those measured scatter
 
