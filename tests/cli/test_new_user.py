@@ -47,7 +47,9 @@ def test_what_a_user_gets_wrong_is_one_sentence(task, folder, run, monkeypatch):
     assert new_user.refusal(task, status, said) == ""
 
 
-@pytest.mark.parametrize("wants", ["times of training steps", "ops on a shipped GPU", "a grid"])
+@pytest.mark.parametrize(
+    "wants", ["times of training steps", "ops on a shipped GPU", "a grid of messages"]
+)
 def test_a_task_is_no_dead_end(wants, folder):
     assert new_user.tried(of(wants), folder)[0] == ""
 
