@@ -484,8 +484,9 @@ def targets() -> dict[str, Callable[[], Target]]:
 
     def read_sweep(path: Path) -> None:
         from hybridperf.explore.sweeps.spec import document, read_spec
+        from hybridperf.io.documents import parse_json, read_text
 
-        fields = json.loads(path.read_text())
+        fields = read_text(path, "fields as JSON", parse_json)
         read_spec(document("collectives", fields, folder=path.parent, settings=MODEL, sample=4))
 
     def program() -> Target:

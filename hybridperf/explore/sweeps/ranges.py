@@ -62,7 +62,9 @@ def _part(text: str) -> list[Any]:
 
 
 def _real(text: str) -> Any:
-    return float(text) if re.search(r"[.eE]", text) else int(text)
+    if not math.isfinite(value := float(text)):
+        raise InputError(f"expected numbers up to 1.8e308, got {text[:40]}; mend it")
+    return value if re.search(r"[.eE]", text) else int(text)
 
 
 def _number(word: str) -> Any:
