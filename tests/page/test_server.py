@@ -245,13 +245,14 @@ def test_views_ask_what_commands_take() -> None:
             fields = [one for one in view["fields"] if one["name"] in asked["fields"]]
             taken = [one["as"] for one in fields if one.get("as", "").startswith("--")]
             taken += [one.partition("=")[0] for one in asked.get("options", [])]
-            taken += [asked["folder"].partition("=")[0]] if "folder" in asked else []
+            written = [asked["folder"].partition("=")[0]] if "folder" in asked else []
+            taken += written  # by the server, always
             assert set(taken) <= options, name
             required = {one.opts[0] for one in found.params if one.required}
             # what is hidden is set by the view
             never_empty = [f for f in fields if f.get("needed") or f.get("group") == "hidden"]
             given = {one.get("as") for one in never_empty} | {
-                one.partition("=")[0] for one in asked.get("options", [])
+                one.partition("=")[0] for one in (*asked.get("options", []), *written)
             }
             assert {one for one in required if one.startswith("--")} <= given, name
     frameworks = [one for one in views()["step"]["fields"] if one["name"] == "framework"]
