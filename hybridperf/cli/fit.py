@@ -63,12 +63,12 @@ def fit(
     keep_files(common.inside(out, ("held_out.csv",)), rows or [])
     facts = _provenance("fit", rows or [])
     if shared:
-        given = {"drift": shared.drift, "provenance": facts | {"given": dict(shared.about)}}
-        frame, spec = shared.rows, shared.device
+        frame, spec, drift = shared.rows, shared.device, shared.drift
+        facts["given"] = dict(shared.about)
     else:
         spec = load_device(device)  # a wrong name is reported before long tables are read
-        frame, given = read_tables(rows) if rows else None, {"provenance": facts}
-    model, report = fit_rows(frame, spec, prior=prior or None, **given)
+        frame, drift = read_tables(rows) if rows else None, ()
+    model, report = fit_rows(frame, spec, prior=prior or None, drift=drift, provenance=facts)
     with replacing_in(out) as new:
         model.save(new)
         report.save(new)

@@ -85,7 +85,7 @@ class SharedRows:
         return "\n".join([*lines, "", f"Machine: {told}.", "", "To take it:", "", take])
 
 
-def share(folder: str | os.PathLike, name: str = "") -> SharedRows:
+def share(folder: str | Path, name: str = "") -> SharedRows:
     """What a folder that `hybridperf calibrate` made gives to others.
 
     Args:
