@@ -172,7 +172,7 @@ class CollectiveModel:
         near = rows.within(self.measured, kind, good["bytes"].to_numpy())
         near &= ~(strange | to_experts)[kind]
         factor = np.array(list(map(traffic.bus_factor, known["collective"], known["n_gpus"])))
-        met, remarks = np.zeros(len(rows), bool), np.full(len(rows), _DATASHEET_ALONE, object)
+        met, remarks = np.zeros(len(given), bool), np.full(len(given), _DATASHEET_ALONE, object)
         if self.adapted is not None:
             met = rows.among(self.adapted.knobs.implementations)
             taken = text(known, "lib", self.library)
@@ -198,8 +198,8 @@ class CollectiveModel:
         g, nodes = rows.ranks_per_node, rows.nodes
         names = known["collective"].to_numpy(object)
         inside, across, talking, _ = sent_as_told(known, g, nodes)
-        theta, curves = np.tile(price.DATASHEET_THETA, (len(rows), 1)), None
-        source = np.full(len(rows), price.DATASHEET)
+        theta, curves = np.tile(price.DATASHEET_THETA, (len(known), 1)), None
+        source = np.full(len(known), price.DATASHEET)
         if self.adapted is not None:
             theta = price.times_as_long(self._theta(rows), times)
             curves = self._curves(known, rows, strange)
@@ -254,12 +254,17 @@ class CollectiveModel:
         """
         adapted, sizes = self.adapted, len(LOG2_BYTES)
         assert adapted is not None
-        prior, every = adapted.prior, np.arange(len(rows))
-        of_bytes = self._share_of_bytes(rows)
+        prior, every = adapted.prior, np.arange(len(known))
+        system = self.learned_on or self.system
         if self.learned_on is not None:
             rows = collective_rows(known, self.learned_on, self.versions)
-        grid = rows.rows(np.repeat(every, sizes)).resized(np.tile(2.0**LOG2_BYTES, len(rows)))
+        grid = rows.rows(np.repeat(every, sizes)).resized(np.tile(2.0**LOG2_BYTES, len(every)))
         said = adapted.predict(grid)
+        latency = price.FIXED * np.log(system.latency_s)
+        parts = form.parts(np.repeat(self._theta(rows) + latency, sizes, 0), grid.work())
+        fixed = parts.floor + np.minimum(parts.fixed_small, parts.fixed_large)
+        of_bytes = np.reshape(parts.carried / (parts.carried + fixed), (-1, sizes))
+        own_fabric = traffic.is_own_fabric(self.system)
         log_s, closed, half = (
             one.reshape(-1, sizes)
             for one in (said.log_s, said.closed_log_s, said.high_log_s - said.log_s)
@@ -272,13 +277,13 @@ class CollectiveModel:
         believed = network.log_widths(self.system, rows.nodes)
         of_network = np.where(over, widths.mixed(*believed, of_bytes), np.inf)
         if not adapted.rows or (share < 1).any():
-            without = widths.unmeasured(prior, rows, of_bytes)
+            without = widths.unmeasured(prior, rows, of_bytes, own_fabric)
             # without rows: wider by the same where sizes lie beyond what the prior has seen; of
             # networks the rule's own widths are of as many nodes as they say
             none = np.minimum(without * half / prior.log_width, of_network)
             without = np.minimum(without, of_network)
             half = share * half + (1 - share) * np.maximum(half, without) if adapted.rows else none
-        others = np.minimum(widths.of_links(prior, rows, of_bytes), of_network)
+        others = np.minimum(widths.of_links(prior, rows, of_bytes, own_fabric), of_network)
         wide = np.where(strange[:, None], others, 0.0)
         rising = [price.never_falling(one) for one in closed + share * (log_s - closed)]
         own = rows.among(one.group for one in self.measured)
@@ -287,21 +292,10 @@ class CollectiveModel:
         own &= share[:, 0] > _NEAR
         source = np.where(strange, price.OTHER_LIBRARY, np.where(own, price.OWN_ROWS, source))
         return Curves(
-            np.ones(len(rows)), every.astype(np.int32), self._usual_theta(rows),
+            np.ones(len(every)), every.astype(np.int32), self._usual_theta(rows),
             source.astype(np.int32), np.stack(rising), np.maximum(half, wide),
-            Links.of(self.learned_on or self.system),
+            Links.of(system),
         )  # fmt: skip
-
-    def _share_of_bytes(self, rows: CollectiveRows) -> np.ndarray:
-        """[C, G] what bytes take of the closed form's seconds, the rest being fixed."""
-        size = len(LOG2_BYTES)
-        grid = rows.rows(np.repeat(np.arange(len(rows)), size))
-        grid = grid.resized(np.tile(2.0**LOG2_BYTES, len(rows)))
-        latency = price.FIXED * np.log(self.system.latency_s)
-        theta = np.repeat(self._theta(rows) + latency, size, 0)
-        of = form.parts(theta, grid.work())
-        fixed = of.floor + np.minimum(of.fixed_small, of.fixed_large)
-        return np.asarray(of.carried / (of.carried + fixed)).reshape(-1, size)
 
     def _remarks(
         self, given: pd.DataFrame, rows: CollectiveRows, met: np.ndarray, taken: np.ndarray,
@@ -315,7 +309,7 @@ class CollectiveModel:
         unsaid = (version == "") & (usual != "") & ~to_experts
         other = (version != "") & (version != rows.version) & bool(self.known_versions)
         in_vain = not_told_apart(text(given, "variant"), rows.nodes)
-        nothing = np.full(len(rows), not self.adapted.rows)
+        nothing = np.full(len(given), not self.adapted.rows)
         usual_library = np.where(to_experts, experts.USUAL_KERNEL, self.library).astype(object)
         remarks = [
             (nothing, f"prior alone: no collective of {self.system.id} was measured"),

@@ -24,9 +24,11 @@ from hybridperf.io import InputError, unknown
 from hybridperf.io.namespace import Array
 
 # The first word found in a system's `intra_link` decides. Fabrics of accelerators' own (Infinity
-# Fabric, ICI, NeuronLink) are priced as NVLink is, the only one whose collectives taught the prior.
+# Fabric, ICI, NeuronLink) are priced as NVLink is, the only one whose collectives taught the prior;
+# Ethernet inside a node is none.
 _KIND_BY_WORD = {
     "bridge": "nvlink_bridge", "nvlink": "nvlink", "pcie": "pcie", "shared memory": "shared_memory",
+    "roce": "other", "ethernet": "other",
 }  # fmt: skip
 _BRIDGED = 2  # accelerators that an NVLink bridge joins
 
@@ -161,5 +163,14 @@ class Links:
 
 def link_of(system: SystemSpec) -> str:
     """What kind of link joins the accelerators of a node."""
+    return _kind_said(system) or "nvlink"
+
+
+def is_own_fabric(system: SystemSpec) -> bool:
+    """Whether a node's links are of a kind of which no system taught the prior."""
+    return not _kind_said(system)
+
+
+def _kind_said(system: SystemSpec) -> str:
     text = system.intra_link.lower().replace("no nvlink", "")
-    return next((kind for word, kind in _KIND_BY_WORD.items() if word in text), "nvlink")
+    return next((kind for word, kind in _KIND_BY_WORD.items() if word in text), "")

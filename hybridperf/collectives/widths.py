@@ -24,17 +24,25 @@ ANYONES = ("network", "pcie")  # datasheets do not tell what these carry
 _OF_REFERENCES = 0.5
 
 
-def unmeasured(prior: FamilyPrior, rows: CollectiveRows, share: np.ndarray) -> np.ndarray:
+def unmeasured(
+    prior: FamilyPrior, rows: CollectiveRows, share: np.ndarray, own_fabric: bool
+) -> np.ndarray:
     """[C, G] half-widths for rows of a system of which nothing like them was measured."""
-    usual = of_links(prior, rows, share)
+    usual = of_links(prior, rows, share, own_fabric)
     if not prior.log_widths or not prior.population.references:
         return usual
     theirs = np.maximum(usual * _OF_REFERENCES, prior.reference_log_width or 0.0)
     return np.where(referred(prior, rows)[:, None], np.minimum(usual, theirs), usual)
 
 
-def of_links(prior: FamilyPrior, rows: CollectiveRows, share: np.ndarray) -> np.ndarray:
-    """[C, G] half-widths that the rows' links have on systems of which nothing was measured."""
+def of_links(
+    prior: FamilyPrior, rows: CollectiveRows, share: np.ndarray, own_fabric: bool
+) -> np.ndarray:
+    """[C, G] half-widths that the rows' links have on systems of which nothing was measured.
+
+    `own_fabric`: a node's links are of a kind that nobody measured, as badly known as the worst of
+    those that were.
+    """
     known = prior.log_widths
     if not known:  # of an older file
         return np.full(share.shape, prior.log_width)
@@ -43,7 +51,9 @@ def of_links(prior: FamilyPrior, rows: CollectiveRows, share: np.ndarray) -> np.
     fixed = np.array(
         [known.get(fixed_of(link), known.get(link, widest)) for link in links_of(rows)]
     )
-    return mixed(fixed[:, None], bytes_[:, None], share)
+    found = mixed(fixed[:, None], bytes_[:, None], share)
+    strange = own_fabric & (links_of(rows) != "network")
+    return np.where(strange[:, None], widest, found)
 
 
 def fixed_of(link: str) -> str:

@@ -226,6 +226,7 @@ def test_more_ranks_than_a_bridge_joins_go_by_the_hosts_bus() -> None:
         ("NVLink bridge, pairs", "nvlink_bridge"),
         ("Xe Link", "nvlink"),
         ("Infinity Fabric (7x64 GB/s)", "nvlink"),
+        ("RoCE (21x200GbE, each joined to each)", "other"),
     ],
 )
 def test_kinds_of_link(text: str, kind: str) -> None:
