@@ -79,13 +79,14 @@ def fit(
     print(fits.fit_report(report, prior=bool(model.families)))
     common.result(folder=out, errors=report.table)
     if shared:
-        all_ours()
         print(f"\nbeside the giver's own fit, errors of rows held out:\n{_judged(shared, report)}")
     errors = ", errors of held-out rows in report.json, held_out.csv, fit.png"
     print(f"model of {model.device.name} in {out}{errors if report.rows else ''}")
     if curve:
         common.result(curve=draw_learning_curve(frame, model.device, out, prior or None))
         print(f"what more rows would bring in {out}: learning_curve.csv, learning_curve.png")
+    if shared:
+        all_ours()
 
 
 def _judged(shared: "SharedRows", report: "FitReport") -> str:
@@ -273,6 +274,7 @@ def calibrate(
         common.result(folder=out, errors=report.by_collective())
         files = "collectives.json, collectives.csv, collectives.png"
         print(f"collectives between {processes} processes of this machine in {out}: {files}")
+        all_ours()
         return
     import time
 

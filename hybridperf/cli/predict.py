@@ -287,7 +287,7 @@ def script_step(
             " module:function is for those"
         )
     with code_of(words[0]):
-        captured = captured_script(words[0], words[1:], ranks)
+        captured = captured_script(words[0], words[1:], ranks, device=device)
     return captured, workload_of(captured, **options)
 
 

@@ -274,8 +274,8 @@ class CollectiveModel:
         alone = np.where(rows.nodes > 1, 0.0, 1.0)
         share = (rows.nearness(self.measured) if adapted.rows else alone)[:, None]
         over = ((rows.nodes > 1) & (not self.network_measured))[:, None]
-        believed = network.log_widths(self.system, rows.nodes)
-        of_network = np.where(over, widths.mixed(*believed, of_bytes), np.inf)
+        told = network.log_widths(self.system, rows.nodes)
+        of_network = np.where(over, widths.mixed(*told, of_bytes), np.inf)
         if not adapted.rows or (share < 1).any():
             without = widths.unmeasured(prior, rows, of_bytes, own_fabric)
             # without rows: wider by the same where sizes lie beyond what the prior has seen; of

@@ -41,7 +41,7 @@ RDMA_STEP_S = TREE_STEP_S / 2
 # is fixed takes longer than bytes do, and where bytes do.
 _TOLD = (0.69, 0.47)
 _MOST_NODES = 64.0  # of these three
-_NOTHING = (99.0, 99.0)  # is believed
+_NOTHING = (99.0, 99.0)  # is assumed
 _KINDS = (
     _Kind(("gVNIC", "Ethernet"), 0.65, 5e-4, _NOTHING),
     _Kind(("EFA 100Gb/s",), 0.8, 6e-5, _TOLD),  # of the first generation, which was measured

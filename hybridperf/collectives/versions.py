@@ -114,7 +114,15 @@ def taken_for_usual(
 
 
 def _like(name: str) -> _Library | None:
-    return next((one for one in _libraries() if any(word in name for word in one.words)), None)
+    """By a word that begins or ends one of a name's: OpenMPI is an MPI, `compiled` is none."""
+    return next(
+        (
+            one
+            for one in _libraries()
+            if any(re.search(rf"\b{word}|{word}\b", name) for word in one.words)
+        ),
+        None,
+    )
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -18,7 +17,8 @@ from typing import Any
 import hybridperf
 from hybridperf.hardware import load_device, this_cpu
 from hybridperf.hardware.attached import Attached, attached
-from hybridperf.io import shipped_toml
+from hybridperf.io import InputError, read_json, shipped_toml
+from hybridperf.model import MODEL_SCHEMA_VERSION
 from hybridperf.model.files import shipped_from, shipped_models
 from hybridperf.report import text
 
@@ -135,11 +135,11 @@ def _calibrated(folder: Path) -> list[dict[str, Any]]:
             "problem": "",
         }
         try:
-            content = json.loads(path.read_text("utf-8"))
+            content = read_json(path, "model", MODEL_SCHEMA_VERSION)
             facts = content["provenance"]
             row["device"] = str(content["device"]["id"])
             row["rows"], row["date"] = int(facts.get("rows") or 0), str(facts.get("date") or "")
-        except (OSError, ValueError, KeyError, TypeError):
+        except (InputError, ValueError, KeyError, TypeError):
             row["problem"] = "cannot be read; make it again (hybridperf calibrate)"
         found.append(row)
     return found

@@ -177,7 +177,8 @@ def test_a_library_that_nobody_measured_is_taken_for_what_is_alike() -> None:
     kernel, like = said("mscclpp", 1), said("vllm_custom_graph", 1)
     assert kernel["predicted_s"] == pytest.approx(like["predicted_s"], rel=1e-9)
     assert "taken for vllm_custom_graph" in kernel["note"]
-    host, usual = said("mpi", 8), said("nccl", 8)
+    host, usual = said("openmpi", 8), said("nccl", 8)
+    assert said("compiled", 8)["predicted_s"] == pytest.approx(usual["predicted_s"], rel=1e-9)
     assert host["predicted_s"] == pytest.approx(2.3 * usual["predicted_s"], rel=1e-6)
     assert "taken for nccl; 2.3 times as long as its" in host["note"]
 

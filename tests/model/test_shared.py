@@ -30,7 +30,9 @@ def calibrated(tmp_path_factory):
     calls = pd.DataFrame(calls)
     calls.to_csv(folder / "host.csv", index=False)
     facts = {"host": SECRET, "cpu_model": device.name, "cores": 1, "backend": "cpu", "drift": []}
-    write_json(folder / "ops.machine.json", "machine", 1, facts | {"jax": "0.9.2"})
+    write_json(
+        folder / "ops.machine.json", "machine", 1, facts | {"jax": "0.9.2", "xla_flags": SECRET}
+    )
     read(folder).fit()
     return folder
 

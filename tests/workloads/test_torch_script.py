@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from hybridperf.hardware import load_device
 from hybridperf.io import InputError
 
 torch = pytest.importorskip("torch")
 
-from hybridperf.workloads.programs.torch.capture import capture  # noqa: E402
+from hybridperf.workloads.programs.torch.capture import Captured, capture  # noqa: E402
 from hybridperf.workloads.programs.torch.script import captured_script  # noqa: E402
 
 LOADED = """
@@ -67,6 +68,10 @@ for _ in range(10):
 """
 
 
+def captured(path: Path, *words: str, ranks: int = 1) -> Captured:
+    return captured_script(path, words, ranks, device=load_device("h100_sxm"))
+
+
 def script(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "train.py"
     path.write_text(text)
@@ -74,7 +79,7 @@ def script(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_script_takes_the_step_that_it_has(tmp_path: Path) -> None:
-    found = captured_script(script(tmp_path, LOADED), ["--batch-size", "32"])
+    found = captured(script(tmp_path, LOADED), "--batch-size", "32")
     net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
 
     def step(x, y):
@@ -97,14 +102,14 @@ def test_a_script_takes_the_step_that_it_has(tmp_path: Path) -> None:
 
 
 def test_all_optimizers_of_a_round_are_in_its_step(tmp_path: Path) -> None:
-    found = captured_script(script(tmp_path, PLAYERS))
+    found = captured(script(tmp_path, PLAYERS))
     assert found.updated == 4
     products = Counter(op.call.kind for op in found.ops)
     assert products["aten::addmm"] == 4
 
 
 def test_a_script_of_several_ranks_sends_after_each_backward_pass(tmp_path: Path) -> None:
-    found = captured_script(script(tmp_path, RANKS), ranks=8)
+    found = captured(script(tmp_path, RANKS), ranks=8)
     sent = [op for op in found.ops if "allreduce" in op.call.kind]
     assert len(sent) % 4 == 0
     assert sent
@@ -113,16 +118,37 @@ def test_a_script_of_several_ranks_sends_after_each_backward_pass(tmp_path: Path
 
 def test_one_update_is_a_step(tmp_path: Path) -> None:
     once = PLAYERS.replace("while True:", "for _ in range(1):")
-    found = captured_script(script(tmp_path, once))
+    found = captured(script(tmp_path, once))
     assert found.updated == 2
     assert "after one update" in found.notes[-1]
 
 
+@pytest.mark.parametrize(
+    "data", ["torch.utils.data.Subset(data, range(50_000))", "[*zip(*data.tensors)]"]
+)
+def test_what_loaders_read_is_not_on_the_gpu(tmp_path: Path, data: str) -> None:
+    few = LOADED.replace("100_000", "3_000")
+    plain = captured(script(tmp_path, few), "--batch-size", "32")
+    within = few.replace("DataLoader(data", f"DataLoader({data.replace('50_000', '2_000')}")
+    found = captured(script(tmp_path, within), "--batch-size", "32")
+    assert found.peak_bytes == pytest.approx(plain.peak_bytes, rel=0.01)
+
+
+def test_a_script_finds_the_gpu_that_is_asked_for_and_says_why_it_ended(tmp_path: Path) -> None:
+    asks = "assert torch.cuda.get_device_properties(0).total_memory > 8e10\n"
+    asks += "assert torch.cuda.mem_get_info()[1] > 8e10\n"
+    text = LOADED.replace("size = given", f"{asks}size = given")
+    found = captured(
+        script(tmp_path, text.replace("total += ", "assert loss.isfinite()\n    total += "))
+    )
+    assert found.notes[-1].startswith("the script ended by AssertionError")
+
+
 def test_what_is_no_step_is_said(tmp_path: Path, refused) -> None:
     with pytest.raises(InputError, match="found no file"):
-        captured_script(tmp_path / "none.py")
+        captured(tmp_path / "none.py")
     with pytest.raises(InputError, match="made no update"):
-        captured_script(script(tmp_path, "import torch\ntorch.ones(3).sum()"))
+        captured(script(tmp_path, "import torch\ntorch.ones(3).sum()"))
     path = script(tmp_path, "import torch\nnet = torch.nn.Linear(2, 2)\nnet(torch.ones(3, 5))\n")
     assert "line 3" in refused("predict", path, "--model", "h100_sxm")
     assert "of a GPU" in refused("predict", path, "--model", "knl7250")

@@ -31,7 +31,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_]{1,60}")
 # of what measuring programs tell of a machine, what tells of nobody
 _FACTS = (
     "cpu_model", "cores", "memory_bytes", "backend", "device_kind", "devices", "python", "jax",
-    "jaxlib", "torch", "cuda", "driver", "xla_flags",
+    "jaxlib", "torch", "cuda", "driver",
 )  # fmt: skip
 _MEASURED = ("time_s", "noise", "cores", "library")  # besides fields of ops
 

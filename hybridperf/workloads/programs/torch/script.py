@@ -10,6 +10,7 @@ of it. There the script ends. A number that it reads of a tensor is 1, since non
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import os
@@ -23,7 +24,8 @@ from unittest import mock
 
 import numpy as np
 
-from hybridperf.io import InputError
+from hybridperf.hardware import DeviceSpec
+from hybridperf.io import InputError, first_line
 from hybridperf.workloads.programs.torch.capture import Block, Captured, captured_block
 from hybridperf.workloads.programs.torch.modules import ModulePaths
 
@@ -42,7 +44,7 @@ class _StepOver(BaseException):
 
 
 def captured_script(
-    path: str | os.PathLike, arguments: Sequence[str] = (), ranks: int = 1
+    path: str | os.PathLike, arguments: Sequence[str] = (), ranks: int = 1, *, device: DeviceSpec
 ) -> Captured:
     """Run a script until its first optimizer has made two updates; what it calls between them.
 
@@ -50,6 +52,7 @@ def captured_script(
         path: of the script.
         arguments: its own, as it reads them in `sys.argv`.
         ranks: of the process group that `torchrun` would make; this process is the first.
+        device: the GPU that it finds.
 
     Raises:
         InputError: no such file, or a script that ends without an update.
@@ -64,7 +67,7 @@ def captured_script(
         steps = _Steps(block)
         with (
             _as_started(path, arguments, ranks),
-            _gpu_there(torch, block),
+            _gpu_there(torch, block, device),
             _numbers(torch, steps),
             contextlib.redirect_stdout(sys.stderr),
             _hooked(
@@ -77,8 +80,11 @@ def captured_script(
             except _StepOver:
                 pass
             except (Exception, SystemExit) as error:
-                if steps.found is None and not (isinstance(error, SystemExit) and not error.code):
+                ended = isinstance(error, SystemExit) and not error.code
+                if steps.found is None and not ended:
                     raise
+                if steps.found is not None and not ended:
+                    steps.failed(f"{type(error).__name__}: {first_line(error)}")
     if steps.found is None:
         raise InputError(
             f"{path}: expected a script that trains, its optimizer made no update before it ended;"
@@ -94,6 +100,12 @@ class _Steps:
         self._block, self._runs, self._first = block, False, None
         self.numbers_read = False
         self.found: Captured | None = None
+
+    def failed(self, why: str) -> None:
+        """After an update the script came to no other."""
+        assert self.found is not None
+        notes = (*self.found.notes, f"the script ended by {why}")
+        self.found = dataclasses.replace(self.found, notes=notes)
 
     def model_runs(self, *_: Any) -> None:
         """What came before a model first ran belongs to no step."""
@@ -135,16 +147,23 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 @contextlib.contextmanager
-def _gpu_there(torch: Any, block: Block) -> Iterator[None]:
+def _gpu_there(torch: Any, block: Block, device: DeviceSpec) -> Iterator[None]:
     """What a script asks of CUDA before it trains. Loaders read in this process, beside the GPU,
     which has their batches and not what they read.
     """
-    about = SimpleNamespace(name="GPU", major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=0)
+    major, minor = _CAPABILITY
+    memory_bytes = int(device.memory_bytes)
+    about = SimpleNamespace(
+        name=device.name, major=major, minor=minor, total_memory=memory_bytes,
+        multi_processor_count=device.multiprocessors,
+    )  # fmt: skip
     answers = {
-        "is_available": True, "device_count": 1, "current_device": 0, "get_device_name": "GPU",
+        "is_available": True, "device_count": 1, "current_device": 0,
+        "get_device_name": device.name,
         "is_bf16_supported": True, "get_device_capability": _CAPABILITY,
         "get_device_properties": about, "memory_allocated": 0, "max_memory_allocated": 0,
         "memory_reserved": 0, "max_memory_reserved": 0,
+        "mem_get_info": (memory_bytes, memory_bytes),
     }  # fmt: skip
     done = ("set_device", "empty_cache", "reset_peak_memory_stats", "manual_seed",
             "manual_seed_all", "init")  # fmt: skip
@@ -155,7 +174,7 @@ def _gpu_there(torch: Any, block: Block) -> Iterator[None]:
     def here(self: Any, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(made).bind(self, *args, **kwargs).arguments
         kept = {name: value for name, value in given.items() if name not in _OF_WORKERS}
-        block.forget([*vars(given["dataset"]).values()])
+        block.forget(_read_of(torch, given["dataset"]))
         made(**kept, num_workers=0, pin_memory=False)
 
     def next_batch(self: Any) -> Any:
@@ -173,6 +192,13 @@ def _gpu_there(torch: Any, block: Block) -> Iterator[None]:
         stack.enter_context(mock.patch.object(loader, "__init__", here))
         stack.enter_context(mock.patch.object(reads, "__next__", next_batch))
         yield
+
+
+def _read_of(torch: Any, dataset: Any) -> list[Any]:
+    """What a dataset holds, those that it is made of included; a list is one, too."""
+    found = torch.utils._pytree.tree_leaves([dataset, *getattr(dataset, "__dict__", {}).values()])
+    inner = [one for one in found if isinstance(one, torch.utils.data.Dataset)]
+    return found + [each for one in inner if one is not dataset for each in _read_of(torch, one)]
 
 
 def _answered(value: Any, *_: Any, **__: Any) -> Any:
