@@ -1,6 +1,5 @@
 """Runs of steps as one step each against the program that they come from."""
 
-import time
 from collections.abc import Callable
 
 import jax
@@ -180,8 +179,5 @@ def test_one_bucket_for_a_grid_over_depth():
     assert len(shapes) == 1
 
 
-def test_ten_thousand_steps_are_contracted_at_once():
-    program = lower(layers(1_200)).program
-    start = time.process_time()
-    assert live(contracted(program)) == 2_400
-    assert time.process_time() - start < 0.5  # 0.02 s on a quiet core
+def test_ten_thousand_steps_are_contracted():
+    assert live(contracted(lower(layers(1_200)).program)) == 2_400

@@ -2,7 +2,6 @@
 measures the same files at gigabytes.
 """
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +28,12 @@ def test_bombs(
 ) -> None:
     monkeypatch.setenv("HYBRIDPERF_READ_BYTES", str(SIZE_BYTES // 16))
     command = BOMBS[name](tmp_path, SIZE_BYTES)
-    start_s = time.process_time()
     with pytest.raises(SystemExit) as ended:
         app.main([*command, "-q"])
     said = capsys.readouterr().err
     assert ended.value.code in (2, 3)
     assert OTHERWISE.get(name, "it would take ") in said, said
     assert "unexpected" not in said
-    assert time.process_time() - start_s < 10
 
 
 def test_the_limit_is_said_and_can_be_moved(

@@ -3,7 +3,6 @@ itself; every public table parses.
 """
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import Any
 
@@ -516,10 +515,3 @@ def test_flops_of_balanced_experts_are_the_files(data_dir: Path) -> None:
     for part in parse_ops(frame, load_device("b200_sxm")).parts:
         theirs = frame["flops"].to_numpy()[part.rows] * (2 + part.op.gated) / 3
         np.testing.assert_allclose(part.work.flops, theirs, rtol=1e-4)
-
-
-def test_parsing_is_fast(data_dir: Path) -> None:
-    frame = read_table(data_dir / "compute" / "aiconfigurator_moe.csv.gz").iloc[:100_000]
-    start = time.process_time()
-    parse_ops(frame, load_device("b200_sxm"))
-    assert time.process_time() - start < 2.0  # 0.6 s where nothing else runs

@@ -2,11 +2,9 @@
 
 import contextlib
 import http.client
-import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,20 +130,6 @@ def processor_s(page: Served) -> float:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(after_name[11]) + int(after_name[12])
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def slowness() -> float:
-    """How many times as long as on our machine of two cores (6 ms) fixed work of Python takes here
-    and now, 1 where it is quicker.
-    """
-    took_s = []
-    for _ in range(30):
-        start_s = time.process_time()
-        rows = [{"name": f"row {at}", "values": [0.1 * at] * 8} for at in range(1000)]
-        by_name = {row["name"]: row for row in json.loads(json.dumps(rows))}
-        sorted(by_name, key=lambda name: -by_name[name]["values"][0])
-        took_s.append(time.process_time() - start_s)
-    return max(1.0, min(took_s) / 0.006)
 
 
 def _answering(page: Served) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 trips, and the same layer by PyTorch's door.
 """
 
-import time
 from typing import Any
 
 import flax.linen as nn
@@ -229,11 +228,9 @@ def test_fused_attention_is_cudnns() -> None:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_plain_programs_are_captured_soon(name: str) -> None:
-    start_s = time.perf_counter()
+def test_plain_programs_are_captured(name: str) -> None:
     fn, args = STEPS[name]()
     step = gpu(fn, *args, donate_argnums=(0, 1))
-    assert time.perf_counter() - start_s < 15
     assert not step.notes
     result = hp.predict(H100, step)
     assert 0 < result.low_s < result.time_s < result.high_s

@@ -3,8 +3,6 @@ plain models of many kinds: captured whole, every op has a price, and arithmetic
 counts.
 """
 
-import time
-
 import pytest
 from support.plain_models import PLAIN
 from support.torch_steps import flops_of, torch
@@ -58,14 +56,12 @@ def test_a_published_model_is_captured_and_counted(name) -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_plain_model_is_captured_and_counted(name) -> None:
-    """With its gradients every op has a price, in a few seconds; forward as PyTorch counts."""
-    begun_s = time.perf_counter()
+    """With its gradients every op has a price; forward as PyTorch counts."""
     with hp.without_memory():
         step, args = PLAIN[name]()
         captured = capture(step, args, name=name)
         priced_ops(captured, frozenset())
         ours, theirs = flops_of(step, *args)
-    assert time.perf_counter() - begun_s < 15
     assert "backward" in {one.phase for one in captured.ops}
     if name in NOT_COUNTED_MODELS:  # PyTorch's counter knows no recurrent layer of a CPU
         assert ours > theirs
