@@ -97,7 +97,7 @@ def children_of(process: subprocess.Popen) -> dict[int, int]:
     }
 
 
-def wait_for(condition, limit_s: float = 40.0) -> None:
+def wait_for(condition, limit_s: float = 300.0) -> None:
     end_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end_s, "waited too long"
@@ -236,7 +236,7 @@ with watch.over({"key": other.key, "pass_no": 1}):
 """
     path = tmp_path / "collectives.jsonl"
     assert (
-        subprocess.run([sys.executable, "-c", hangs, str(path)], timeout=20).returncode
+        subprocess.run([sys.executable, "-c", hangs, str(path)], timeout=300).returncode
         == STALLED
         == job.STALLED
     )
@@ -277,27 +277,27 @@ def test_two_processes_get_the_right_numbers():
         )
         for r in range(2)
     ]
-    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    said = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert all("all right" in text for text in said), said
 
 
 def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
     if not Path("/proc/self/task").exists():
         pytest.skip("looks at processes through /proc")
-    arguments = command(tmp_path, "--passes", "2", "--budget-s", "30", "--sizes", "256,65536")
+    arguments = command(tmp_path, "--passes", "2", "--budget-s", "300", "--sizes", "256,65536")
     first = start(arguments)
     wait_for(lambda: len(rows_of(tmp_path)) >= 3)
     ranks = children_of(first)
     assert sorted(ranks) == [0, 1]
     first.kill()  # it has no time to end anything itself
     first.communicate()
-    wait_for(lambda: not any(lives(child) for child in ranks.values()), 10)
+    wait_for(lambda: not any(lives(child) for child in ranks.values()))
     before = rows_of(tmp_path)
     assert 3 <= len(before) < 20
     assert not (tmp_path / "collectives.csv").exists()
 
     second = start(arguments)
-    said = second.communicate(timeout=60)[1]
+    said = second.communicate(timeout=300)[1]
     assert second.returncode == 0, said
     assert "20 of 20 collectives done (100%)" in said
     after = rows_of(tmp_path)
@@ -334,7 +334,7 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
 
     # the same folder for something else
     third = start(command(tmp_path, "--sizes", "256", processes=3))
-    said = third.communicate(timeout=60)[1]
+    said = third.communicate(timeout=300)[1]
     assert third.returncode == 2
     assert "holds measurements of something else" in said.splitlines()[-1]
     assert rows_of(tmp_path) == after
@@ -343,11 +343,11 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(tmp_path):
 def test_a_process_that_dies_is_named_and_none_is_left(tmp_path):
     if not Path("/proc/self/task").exists():
         pytest.skip("looks at processes through /proc")
-    run = start(command(tmp_path, "--passes", "3", "--budget-s", "30", "--sizes", "256,1048576"))
+    run = start(command(tmp_path, "--passes", "3", "--budget-s", "300", "--sizes", "256,1048576"))
     wait_for(lambda: rows_of(tmp_path))
     ranks = children_of(run)
     os.kill(ranks[1], signal.SIGKILL)
-    said = run.communicate(timeout=30)[1].splitlines()
+    said = run.communicate(timeout=300)[1].splitlines()
     assert run.returncode == 2
     assert "process 1 of 2 was killed by signal 9, its last line was:" in said[-1]
     assert str(tmp_path / "collectives_logs" / "process-1.log") in said[-1]
