@@ -1,18 +1,23 @@
 """Whether growing work is never cheaper: pairs of ops of which one has twice as much of one size.
 
     python benchmarks/doublings.py [--models NAME ...] [--ops WORD ...] [--out FILE]
+    python benchmarks/doublings.py --measured [--data DIR]
 
 Every shipped calibration of a GPU prices products, attention, experts, norms and loops over a grid
 of sizes; each op stands next to the one with a size doubled, which does all that the first does. A
 line per device, op, number format and size tells how many of the pairs come out cheaper by more
 than 0.1 % and by more than 5 %, and how many of the latter lie wholly within what was measured,
 where the rows themselves may say so.
+
+They do: kernels are chosen by size, and the next larger one may be the better. `--measured` counts
+the pairs of rows that differ in nothing but a doubled size, by op and size.
 """
 
 import argparse
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -23,6 +28,7 @@ import pandas as pd
 from hybridperf.io import InputError
 from hybridperf.model.files import shipped
 from hybridperf.report import text
+from hybridperf_calibration.published.ops import FILES, read_rows, table_path
 
 _SLIGHT, _LARGE = 1e-3, 0.05
 # op: (number formats and schemes, sizes that grow with their values, what goes with them)
@@ -97,13 +103,61 @@ def counted(model: Any, op: str, words: dict[str, str]) -> Iterator[dict[str, An
         }  # fmt: skip
 
 
+def measured(data: Path) -> pd.DataFrame:
+    """A line per op and size of how many pairs of measured rows come out cheaper, of tables whose
+    ops are among `GRIDS`.
+    """
+    found = []
+    for name in FILES:
+        if not table_path(data, name).is_file():
+            continue
+        rows, _ = read_rows(data, name)
+        rows = rows[rows["op"].isin(GRIDS)]
+        for op, of_op in rows.groupby("op"):
+            told = of_op.dropna(axis=1, how="all").drop(columns=[*_COUNTED & {*of_op}])
+            for size in GRIDS[str(op)][1]:
+                if size in told:
+                    pairs, cheaper, large = _falls(told, size)
+                    found.append((op, size, pairs, cheaper, large))
+    lines = pd.DataFrame(found, columns=["op", "size", "pairs", "cheaper", "by_5_percent"])
+    return lines.groupby(["op", "size"], sort=False).sum().reset_index()
+
+
+_COUNTED = {"flops", "bytes", "split", "source"}  # columns of a row that its sizes give
+
+
+def _falls(rows: pd.DataFrame, size: str) -> tuple[int, int, int]:
+    """(pairs of rows one of which has twice as much of a size, those that are cheaper, by 5 %)."""
+    beside = {"q_len": "kv_len", "heads": "kv_heads"}.get(size, "")
+    if beside in rows and rows["op"].iloc[0] != "generation_attention":
+        rows = rows[rows[beside] == rows[size]].drop(columns=beside)  # they grow together
+    alike = [name for name in rows if name != "time_s"]
+    rows = rows.astype({size: float}).fillna(dict.fromkeys(alike, -1))
+    times = rows.groupby(alike, sort=False)["time_s"].median().reset_index()
+    half = times.assign(**{size: times[size] / 2})
+    pairs = times.merge(half, on=alike, suffixes=("", "_after"))
+    fall = 1 - pairs["time_s_after"] / pairs["time_s"]
+    return len(pairs), int((fall > _SLIGHT).sum()), int((fall > _LARGE).sum())
+
+
 def main() -> None:
     """Print the classes with the most pairs, and how many there are of all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", help="shipped calibrations; all if not given")
     parser.add_argument("--ops", nargs="*", choices=sorted(GRIDS), help="all if not given")
     parser.add_argument("--out", help="csv of every line")
+    parser.add_argument("--measured", action="store_true", help="pairs of measured rows instead")
+    parser.add_argument("--data", default=os.environ.get("HYBRIDPERF_DATA", "../shared/data"))
     asked = parser.parse_args()
+    if asked.measured:
+        lines = measured(Path(asked.data))
+        print(lines.to_string(index=False))
+        counts = lines[["pairs", "cheaper", "by_5_percent"]].sum()
+        shares = (text.percent(counts[name] / counts["pairs"]) for name in counts.index[1:])
+        print("\n{:,} pairs: {} cheaper by over 0.1 %, {} by over 5 %".format(
+            counts["pairs"], *shares
+        ))  # fmt: skip
+        return
     models = [one for one in shipped() if one.device.kind == "gpu"]
     if unknown := {*(asked.models or ())} - {one.device.id for one in models}:
         raise SystemExit(f"doublings: no calibration of {sorted(unknown)[0]} is shipped")

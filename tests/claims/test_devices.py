@@ -4,6 +4,7 @@ small run over the data.
 
 import dataclasses
 import json
+import statistics
 
 import numpy as np
 import pandas as pd
@@ -279,6 +280,33 @@ def test_a_fast_slice_of_the_claim(data_dir, tmp_path) -> None:
         == summary["results"]
     )
     assert not any("min left" in line for line in again)
+
+
+def test_lines_whose_intervals_hold_what_they_should_are_counted_by_rows() -> None:
+    covered = {"0": [0.5, 0.9, 0.99, 1.0], "50": [0.85, 0.9, 0.95, 0.96]}
+    lines = [
+        {"line": f"line {at}", "size": size, "covered": one}
+        for size, shares in covered.items()
+        for at, one in enumerate(shares)
+    ]
+    lines.append({"line": "line 0: a view", "size": "0", "covered": 0.9})
+    assert devices.intervals_text(pd.DataFrame(lines)) == (
+        "lines whose 90 % intervals hold 85 to 95 %: 0 rows 25.0 % of 4 (50.0 % more, 25.0 % less);"
+        " 50 rows 75.0 % of 4 (25.0 % more, 0.0 % less)"
+    )
+
+
+@pytest.mark.parametrize(("apart", "held"), [(0.5, 0.88), (1.0, 0.31), (1.5, 0.18)])
+def test_what_a_device_has_in_common_leaves_lines_outside(apart: float, held: float) -> None:
+    """Intervals that are exact over all devices: so many lines hold 85 to 95 %, where errors of a
+    device lie `apart` times as wide as its rows scatter.
+    """
+    normal = statistics.NormalDist()
+    half = normal.inv_cdf(0.95) * np.hypot(1, apart)
+    middles = apart * np.array([normal.inv_cdf(one) for one in (np.arange(4000) + 0.5) / 4000])
+    covered = [normal.cdf(half - one) - normal.cdf(-half - one) for one in middles]
+    assert np.mean(covered) == pytest.approx(0.9, abs=1e-3)
+    assert np.mean([0.85 <= one <= 0.95 for one in covered]) == pytest.approx(held, abs=0.01)
 
 
 def test_nothing_to_draw_is_no_picture(tmp_path) -> None:
