@@ -378,6 +378,7 @@ _WITHOUT_SIZES = (
 _SAID = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "hunyuan_v1_dense": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
     "dots1": {
         "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
         "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1,
@@ -385,7 +386,10 @@ _SAID = {
 }  # fmt: skip
 _HEADS = {
     "bert": "PreTraining", "t5": "Seq2SeqLM", "mt5": "Seq2SeqLM", "vit": "ImageClassification",
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), "MaskedLM"),
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "ernie",
+         "megatron-bert"), "MaskedLM",
+    ),
 }  # fmt: skip
 
 
@@ -401,6 +405,24 @@ def test_parameters_are_those_that_transformers_makes(name, tmp_path):
         net = kind.from_config(own)
     theirs = sum(one.numel() for one in net.parameters())
     assert load_shape(tmp_path / "config.json").parameters == pytest.approx(theirs, rel=1e-3)
+
+
+@pytest.mark.parametrize("experts", [0, 8])
+def test_a_granite_is_mamba_or_attention_before_experts_or_one_mlp(experts, tmp_path):
+    """Granite 4.0's dense models have `num_local_experts` 0 and the MLP of their shared expert."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
+    transformers = pytest.importorskip("transformers", reason="transformers is missing (`dev`)")
+    own = transformers.AutoConfig.for_model(
+        "granitemoehybrid", num_hidden_layers=4, num_local_experts=experts,
+        num_experts_per_tok=min(experts, 2), shared_intermediate_size=8192,
+        layer_types=["mamba", "mamba", "mamba", "attention"],
+    )  # fmt: skip
+    own.to_json_file(tmp_path / "config.json", use_diff=False)
+    with torch.device("meta"):
+        net = transformers.AutoModelForCausalLM.from_config(own)
+    shape = load_shape(tmp_path / "config.json")
+    assert shape.mixers == ("scan", "scan", "scan", "attention")
+    assert shape.parameters == sum(one.numel() for one in net.parameters())
 
 
 def test_what_sizes_do_not_tell_is_built_by_transformers(tmp_path, run):

@@ -18,12 +18,13 @@ from hybridperf.workloads.transformer.shape import Latent, Scan, TransformerShap
 
 SEQ = 4096  # tokens of a sequence, where a model may have as many
 _PADDING_ROWS = 2  # of a table of positions: beside those that OPT's config counts, among RoBERTa's
-_WITH_PADDING = ("roberta", "xlm-roberta", "camembert")
+_WITH_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text")
 _KNOWN_MIXERS = "full, sliding and linear attention, Mamba-2 and MLPs"
 # the gated delta rule has a decay and a rate of its own, and chunks of 64 tokens
 _DELTA = {"chunk": 64, "rates": 2}
 _TABLES = ("attn_config", "ffn_config")  # of a config, which say what others say beside them
 _NESTED = ("keys", "defaults", "only")  # tables of a section
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _NEEDED = ("hidden", "heads", "layers", "ffn", "vocab")
 
 
@@ -85,6 +86,9 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     fields |= _mixers(str(name), config, fields, longest)
     if name == "falcon":
         fields |= _falcon(config)
+    if fields["family"] == "moe" and fields.get("experts") == 0:
+        width = fields.pop("shared_ffn", 0) or fields["ffn"]
+        fields |= {"family": "llama", "ffn": width, "topk": 0}
     if fields["family"] == "t5":
         fields["gated"] = str(config.get("feed_forward_proj", "")).startswith("gated")
     if fields["family"] == "vit":
@@ -225,7 +229,7 @@ def _positions(name: str, fields: dict[str, Any], longest: int | None) -> dict[s
 def _experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Shared experts and latent attention of the DeepSeek family."""
     found: dict[str, Any] = {}
-    if shared := config.get("n_shared_experts") or config.get("moe_num_shared_experts"):
+    if shared := next((config[key] for key in _SHARED if config.get(key)), 0):
         found["shared_ffn"] = shared * fields["ffn"]
     if step := config.get("interleave_moe_layer_step"):
         found["dense_layers"] = fields["layers"] - fields["layers"] // step
