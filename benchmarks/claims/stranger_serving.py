@@ -34,6 +34,10 @@ _LEAST_ROWS = 8  # of a cut that is printed
 _OF_A_BENCHMARK = re.compile(r"config_id=|source_file=\d{4}-\d\d-\d\d")
 # whose first tokens are the engine's own: its benchmark's program gives it prompts, no server does
 _ALONE = ("TensorRT-LLM 0.9", "XiongjieDai", "casper-hansen", "huggingface/optimum-habana")
+# what a source's README tells of all its runs and its table does not: dstackai/benchmarks,
+# comparison/README.md (commit 1f8afdb), has `--max-model-len 91680` for both machines and no
+# `--kv-cache-dtype`, whose default is the model's
+_TOLD = {"dstackai/benchmarks": {"max_model_len": 91680, "kv_dtype": "bf16"}}
 _CUTS = ("regime", "source", "engine", "layout", "model")
 
 
@@ -56,6 +60,9 @@ def read(data: Path) -> pd.DataFrame:
             frame["source"] = frame["source"].str.split(r" \(|[@:]", regex=True).str[0]
             alone = frame["source"].str.startswith(_ALONE)
             frame["view"] = np.where(alone, "engine", "")
+            for source, values in _TOLD.items():
+                for name, value in values.items():
+                    frame.loc[frame["source"] == source, name] = value
             names = frame["model_path"]
             local = names.str.endswith(".json")
             frame["model_path"] = names.where(~local, f"{path.parent}/" + names)

@@ -115,8 +115,8 @@ def believed(
     medians = {one["effect"]: one["median"] for one in known}
     if eager:
         medians["launch_s"] = serving_framework(framework).eager_launch_s or LAUNCH_S
-    if alone:
-        medians |= ALONE
+    if alone:  # whose kernels are slow, are so without a server, too
+        medians |= ALONE | {name: median for name, median in medians.items() if name == "prefill"}
         if not eager:
             medians["launch_s"] = serving_framework(framework).engine_launch_s or LAUNCH_S
     if host is not None:

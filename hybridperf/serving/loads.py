@@ -16,6 +16,7 @@ from hybridperf.engine.step_times import StepTimes, chain_seconds
 from hybridperf.model import PerfModel
 from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.model.serving_effects import NAMES, ServingEffects
+from hybridperf.ops.frameworks import serving_framework
 from hybridperf.serving.admission import Admission
 from hybridperf.serving.batching import Engine
 from hybridperf.serving.engine_load import Apart, FirstTokens, Load, under_load
@@ -38,6 +39,7 @@ class Engines:
     times: StepTimes  # stacked
     ranks: np.ndarray  # of attention
     stages: np.ndarray  # of a pipeline
+    piece: np.ndarray  # tokens of a prompt that pass these together
     launches: np.ndarray  # kernels of a step that is no CUDA graph
     eager: np.ndarray  # 1: no step is
     drafted: np.ndarray  # int
@@ -55,7 +57,9 @@ class Engines:
 
         return Engines(
             StepTimes.stacked(times), numbers(one.attention_dp for one in some),
-            numbers(one.pp for one in some), numbers(launches),
+            numbers(one.pp for one in some),
+            numbers(serving_framework(one.framework).piece_of_prompt for one in some),
+            numbers(launches),
             numbers(one.launches == "eager" for one in some),
             numbers(one.drafted for one in some).astype(int),
             numbers(one.acceptance for one in some), numbers(one.cached_share for one in some),
@@ -128,8 +132,11 @@ class Loads:
         engine = self.engines.at(
             self.decode, effects, slots=self.slots, budget=self.chunk, admission=self.admission
         )
-        # a prompt is in one stage after the other, each its share of a step: others fill the rest
-        stages = self.engines.stages[self.first if apart else self.decode]
+        # a prompt is in one stage after the other, each its share of a step: others fill the rest,
+        # or the pieces of its own that follow
+        prefills = self.first if apart else self.decode
+        pieces = np.ceil(self.prompt / self.engines.piece[prefills]).clip(1.0)
+        stages = 1.0 + (self.engines.stages[prefills] - 1.0) / pieces
         added = FirstTokens(
             effects.prefill * stages, effects.waited_steps, effects.first_token_s,
             effects.burst * self.at_once,

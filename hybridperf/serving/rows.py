@@ -242,6 +242,9 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
         "lora_rank": _count(values, "lora_rank"),
         "two_batches": _word(values, "two_batches") == YES,
         "moe_backend": str(values.get("moe_backend", "")).lower(),
+        "shares_cache": serving_framework(framework).reads_cache_once(
+            str(values.get("backend_version", "")), shape.heads / shape.key_heads, shape.dim
+        ),
     }  # fmt: skip
     drafted, acceptance = _count(values, "drafted"), _number(values, "acceptance", ACCEPTANCE)
     common |= {"drafted": drafted, "acceptance": acceptance if drafted else 0.0,
@@ -295,11 +298,12 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
             engine, cached_share=_number(values, "cached_share"),
             launches="eager" if _word(values, "enforce_eager") == YES else "graph",
         )  # fmt: skip
+    chunk = _usual_chunk(values, framework, notes)
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
         "at_once": at_once and _word(values, "view") != "server",
         "view": _word(values, "view"),
-        "chunk": float(_count(values, "max_num_batched_tokens", int(CHUNK))),
+        "chunk": float(_count(values, "max_num_batched_tokens", chunk)),
         "admission": admission_by(values, engine),
     }  # fmt: skip
     if machine.note:
@@ -307,6 +311,18 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     if unread := _unread(values, apart="prefill" in found, experts=bool(shape.experts)):
         notes.append(f"not read in such a row: {', '.join(unread)}")
     return ServedRow(engine=engine, notes=tuple(notes), **found)
+
+
+def _usual_chunk(values: Mapping[str, Any], framework: str, notes: list[str]) -> int:
+    """Tokens of prompts in a step at most where a row does not tell."""
+    longest = _number(values, "max_model_len", math.inf)
+    version = str(values.get("backend_version", ""))
+    whole = int(serving_framework(framework).tokens_of_a_step(version, longest))
+    if whole and "max_num_batched_tokens" not in values:
+        notes.append(
+            f"max_num_batched_tokens not given: {whole} assumed, prompts are computed whole"
+        )
+    return whole or int(CHUNK)
 
 
 def _unread(values: Mapping[str, Any], *, apart: bool, experts: bool) -> list[str]:
@@ -489,7 +505,9 @@ def _schemes(
     words = FIELDS["precision"]
     gemm, experts = words.meant(gemm) or "bfloat16", words.meant(experts) or "bfloat16"
     attention = ""
-    if habits.get("mxfp4"):
+    # a name that says 16 bits is of other weights than those that are published in MXFP4
+    named = {words.meant(one) for one in plain(model).split("_") if one in words.spellings}
+    if habits.get("mxfp4") and "bfloat16" not in named:
         gemm, experts = (
             "bfloat16",
             "w4a8_mxfp4_mxfp8" if machine.spec.tensor_memory else "w4a16_mxfp4",
@@ -500,6 +518,8 @@ def _schemes(
         if gemm in habits.get("experts_alone", ()):
             attention = "bfloat16"
             gemm = "bfloat16"
+    if gemm != "bfloat16" and model.startswith(tuple(habits.get("wide_attention", ()))):
+        attention = "bfloat16"
     usual_kv = "bf16"
     if gemm != "bfloat16" or experts != "bfloat16":
         kept = serving_framework(framework)

@@ -88,7 +88,10 @@ def served(
     of = [(row.machine, row.engine) for row in mine]
     decode = np.array([place[key] for key in of], int)
     first = np.array([place[row.machine, row.prefill] if row.prefill else -1 for row in mine], int)
-    kept = tuple(memory[key] for key in of)  # type: ignore[index]
+    kept = tuple(
+        memory[key].with_steps_of(row.chunk)  # type: ignore[index]
+        for key, row in zip(of, mine, strict=True)
+    )
     capacity = np.array([row.memory_bytes for row in mine], float)
     most = [row.engine.max_sequences for row in mine if row.engine]
     held = [

@@ -178,3 +178,56 @@ def ranked(run) -> str:
                           "--json")  # fmt: skip
     assert status == 0
     return text
+
+
+def tpot_of(**row: Any) -> float:
+    usual = {"system": "h200_sxm", "isl": 128, "osl": 2048, "concurrency": 256}
+    found = predict_serving(pd.DataFrame([usual | row])).frame
+    return float(found["predicted_tpot_s"].iloc[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "once"), [("meta-llama/Llama-2-70b-hf", True), ("mistralai/Mistral-7B-v0.1", False)]
+)
+def test_which_heads_read_their_cache_once_depends_on_the_release(model: str, once: bool) -> None:
+    """TensorRT-LLM 0.9 has kernels for groups of 8 heads, none for groups of 4."""
+    row = {"model_path": model, "backend": "trtllm", "precision": "fp8", "tp_size": 2}
+    old, new = (tpot_of(**row, backend_version=one) for one in ("0.9.0", "1.0.0"))
+    assert (old == new) == once
+    assert old >= new
+
+
+def test_pieces_of_a_prompt_fill_the_stages_of_a_pipeline() -> None:
+    """Two pieces of llama.cpp through four stages take (2 + 3) / (2 x 4) of one GPU's seconds."""
+    row = {"model_path": "meta-llama/Meta-Llama-3-8B", "system": "rtx_4090", "precision": "bf16",
+           "backend": "llama.cpp", "isl": 1024, "osl": 2, "concurrency": 1,
+           "view": "engine"}  # fmt: skip
+    found = predict_serving(pd.DataFrame([row | {"pp_size": one} for one in (1, 4)])).frame
+    alone, four = found["predicted_ttft_s"]
+    assert 0.6 * alone < four < 0.9 * alone  # fewer rows of a product take longer each
+
+
+def test_a_step_of_whole_prompts_takes_room_from_the_cache() -> None:
+    row = {"model_path": "meta-llama/Llama-3.1-405B-Instruct", "system": "h100_sxm",
+           "backend": "vllm", "precision": "fp8", "kv_dtype": "bf16", "tp_size": 8, "isl": 2048,
+           "osl": 2048, "concurrency": 128, "max_model_len": 91680}  # fmt: skip
+    rows = pd.DataFrame([row | {"backend_version": one} for one in ("0.6.3", "0.12.0")])
+    found = predict_serving(rows).frame
+    old, new = found["predicted_tokens_per_s_gpu"]
+    assert old < 0.7 * new
+    assert "computed whole" in found["note"].iloc[0]
+    told = predict_serving(rows.assign(max_num_batched_tokens=[91680, 8192])).frame
+    assert (told["predicted_tpot_s"] == found["predicted_tpot_s"]).all()
+
+
+def test_every_expert_is_in_a_graph_of_static_shapes() -> None:
+    """On Gaudi the layer costs by the experts there are; weights named 16 bits are no MXFP4."""
+    row = {"system": "gaudi3", "isl": 8, "osl": 100, "concurrency": 1, "precision": "bf16"}
+    habana, nobody = (
+        tpot_of(**row, model_path="Qwen/Qwen3-30B-A3B", backend=one)
+        for one in ("optimum-habana", "nobody's")
+    )
+    assert habana - nobody > 15e-3  # 48 layers of 128 experts, five kernels each
+    wide = tpot_of(**row, model_path="unsloth/gpt-oss-20b-BF16", backend="optimum-habana")
+    all_of_them = 24 * 32 * 3 * 2880**2 * 2 / 3.7e12  # of 16 bits, over its bandwidth
+    assert wide > all_of_them

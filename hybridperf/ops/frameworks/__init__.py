@@ -31,6 +31,17 @@ class Release(Spec):
     source: str
 
 
+class SharedCache(Spec):
+    """Layouts of heads whose shared cache decoding read once before some release; in others each
+    head read it anew.
+    """
+
+    before: str  # the first release that reads any of them once
+    groups: tuple[float, ...]  # heads that share one
+    head_dims: tuple[float, ...]
+    source: str
+
+
 class Launch(Spec):
     """The command that starts an engine (`serving/launch_lines.py` says which words and conditions
     there are).
@@ -55,11 +66,14 @@ class ServingFramework(Spec):
     # share of an answer's tokens that a slot holds in the mean: half where blocks are taken as they
     # are needed, more where the scheduler takes them ahead
     reserved: float = 0.5
+    # the first release that cuts prompts by default: before it a step takes the longest whole
+    cuts_prompts_from: str = ""
     formats: Mapping[str, str] = {}  # schemes of weights that it keeps otherwise
     narrows_before: bool = False  # ops before a product write what it multiplies
     rotates_inside: bool = False  # attention rotates keys and queries and fills the cache
     norms_as_it_sums: bool = False  # an all-reduce does the norm after it
     heads_of_cache: float = math.inf  # for which a kernel reads their cache once, at most
+    shared_cache: SharedCache | None = None
     # major compute capabilities of GPUs whose steps with prompts decode by the prompts' kernel
     decodes_as_prompts_on: tuple[int, ...] = ()
     # whose kernels it runs where an architecture has them, by op as tables of kernels call it
@@ -70,6 +84,16 @@ class ServingFramework(Spec):
     expert_kernel_few: str = "deepep_low_latency"
     expert_few_tokens: float = 256.0
     expert_kernel_inside: str = ""
+    fuses_experts: bool = False  # a layer's experts are few kernels on any device
+    # kernels of each expert of a layer, whether a token takes it or not, where a graph of static
+    # shapes holds one after the other
+    kernels_an_expert: float = 0.0
+    takes_all_experts: tuple[str, ...] = ()  # how models begin whose tokens pass all experts
+    # attention of prompts as modules of PyTorch, whose scores go through memory between kernels
+    scores_in_memory: bool = False
+    # tokens of a prompt that pass a pipeline's stages together, its other pieces behind them; whole
+    # prompts if not given
+    piece_of_prompt: float = math.inf
     # ranks from which experts are kept balanced, by copies of busy ones (DeepSeek's EPLB): as wide
     # as tables of experts go, where nothing is told
     balances_from: int = 9
@@ -87,6 +111,23 @@ class ServingFramework(Spec):
             return self.expert_kernel_inside
         few = tokens <= self.expert_few_tokens
         return self.expert_kernel_few if few else self.expert_kernel
+
+    def reads_cache_once(self, version: str, group: float, head_dim: float) -> bool:
+        """Whether heads that share a cache read it once when they decode; unknown releases are the
+        newest.
+        """
+        known, number = self.shared_cache, release_number(version)
+        if known is None or not number or number >= release_number(known.before):
+            return True
+        return group in known.groups and head_dim in known.head_dims
+
+    def tokens_of_a_step(self, version: str, longest: float) -> float:
+        """The most that a release allows by default where the longest sequence has so many; 0: the
+        usual number.
+        """
+        number = release_number(version)
+        whole = bool(number) and number < release_number(self.cuts_prompts_from)
+        return max(longest, 2048.0) if whole and math.isfinite(longest) else 0.0
 
     def release(self, version: str = "", date: str = "") -> str:
         """Which of `releases` an engine has: by its version, else by the day it ran on (as

@@ -60,6 +60,8 @@ class Deployment:
     cached_share: float = 0.0  # of prompt tokens, found in the cache of prefixes
     lora_rank: int = 0
     distribution: str = BALANCED  # of tokens over experts
+    # heads that share a cache read it once when they decode, or each by itself
+    shares_cache: bool = True
     moe_backend: str = ""  # of TensorRT-LLM's experts, in its words; empty: its usual one
 
     def __post_init__(self) -> None:
@@ -156,6 +158,9 @@ def weight_bytes(scheme: str) -> float:
 # leave little room people raise it. With 0.9 published deployments would not have started
 USABLE = 0.93
 WORKSPACE_BYTES = 3e9  # activations, CUDA graphs, communicators: assumed, 2 to 6 GB are told
+# tokens of a step whose activations that is for; engines run a step of the most tokens they allow
+# before they measure what is left for the cache (vLLM's `profile_run`)
+_WORKSPACE_TOKENS = 8192.0
 _STATE_BYTES = 4.0
 
 
@@ -166,9 +171,16 @@ class ServingMemory:
     weights: float
     token: float  # bytes of the cache for each token of a sequence
     sequence: float  # and for each sequence, however long
+    step_token: float = 0.0  # of the activations of each token of a step
+    workspace: float = WORKSPACE_BYTES
+
+    def with_steps_of(self, tokens: float) -> ServingMemory:
+        """Where a step has so many tokens at most."""
+        more = max(tokens - _WORKSPACE_TOKENS, 0.0) * self.step_token
+        return dataclasses.replace(self, workspace=WORKSPACE_BYTES + more) if more else self
 
     def _free(self, memory_bytes: float) -> float:
-        return USABLE * memory_bytes - self.weights - WORKSPACE_BYTES
+        return USABLE * memory_bytes - self.weights - self.workspace
 
     def cached_tokens(self, memory_bytes: float) -> float:
         """Tokens that the cache of an attention rank holds; below zero: the weights do not fit."""
@@ -185,7 +197,7 @@ class ServingMemory:
     def needed(self, sequences: float, tokens: float) -> float:
         """Bytes with so many sequences of so many tokens on an attention rank."""
         cache = sequences * (self.token * tokens + self.sequence)
-        return self.weights + WORKSPACE_BYTES + cache
+        return self.weights + self.workspace + cache
 
 
 def serving_memory(served: Deployment) -> ServingMemory:
@@ -205,7 +217,20 @@ def serving_memory(served: Deployment) -> ServingMemory:
     if served.drafted:
         token *= (shape.layers + 1) / shape.layers
         weights += _weights(served, shape.layer_kinds[-1])
-    return ServingMemory(weights, token / served.pp, sequence / served.pp)
+    return ServingMemory(weights, token / served.pp, sequence / served.pp, _activations(served))
+
+
+def _activations(served: Deployment) -> float:
+    """Bytes of a token's vectors that lie beside each other in a step: the residual, what goes into
+    a layer and what comes out, narrowed once, and the MLP's two inputs and their product.
+    """
+    shape, tp = served.shape, served.tp
+    wide = max(
+        3.0 * (kind.topk * kind.ffn / served.expert_tp if kind.experts else kind.ffn / tp)
+        for kind in shape.layer_kinds
+    )
+    narrow = shape.hidden * weight_bytes(served.quant) * (served.quant != "bfloat16")
+    return (3.0 * shape.hidden + wide) * DTYPE_BYTES["bf16"] + narrow
 
 
 def _weights(served: Deployment, kind: LayerKind) -> float:

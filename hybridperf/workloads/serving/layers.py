@@ -144,6 +144,15 @@ class ServedCalls:
                 yield Kernel(call, kind.count)
         yield Kernel(self._head(1.0))
 
+    def kernels_of_experts(self) -> float:
+        """That a step's graph holds beside the calls of `products`: some of each expert on a GPU,
+        whether a token takes it or not.
+        """
+        if self.shape.name.startswith(self.habits.takes_all_experts):
+            return 0.0
+        each = self.habits.kernels_an_expert / self.served.expert_ep
+        return each * sum(kind.count * kind.experts for kind in self.shape.layer_kinds)
+
     def _products(self, kind: LayerKind, tokens: float) -> Iterator[Call]:
         return (step.call for step in layers.layer(self, kind, tokens).forward)
 
@@ -244,7 +253,9 @@ class ServedCalls:
         if h != hidden:
             yield from self.gemm(routed, h, hidden, self.served.quant)
         quant = served.of_experts()
-        routed_to = everyone, float(kind.topk), float(kind.experts), float(served.expert_ep)
+        all_of_them = self.shape.name.startswith(self.habits.takes_all_experts)
+        chosen = kind.experts if all_of_them else kind.topk
+        routed_to = everyone, float(chosen), float(kind.experts), float(served.expert_ep)
         if spread and served.expert_ep >= self.habits.balances_from:
             routed_to = own_experts(*routed_to)
         taken, topk, experts, ep = routed_to
@@ -322,7 +333,8 @@ class ServedCalls:
             yield OpCall(
                 DecodeAttention(
                     "bf16", sequences, keys, heads, float(shape.dim),
-                    self._kv_heads, self._window(kind), each, self._kept(),
+                    self._kv_heads if served.shares_cache else heads, self._window(kind), each,
+                    self._kept(),
                 ),
                 framework=served.framework,
             )  # fmt: skip
@@ -373,7 +385,24 @@ class ServedCalls:
                 )  # fmt: skip
                 yield OpCall(index, framework=self.served.framework)
         window = self._window(kind) or float(latent.selected if latent else 0)
+        if self.habits.scores_in_memory:
+            yield from self._scored(batch, queries, keys, heads, dim)
+            return
         yield self._attended(batch, queries, keys, heads, dim, kv_heads, window)
+
+    def _scored(
+        self, batch: float, queries: float, keys: float, heads: float, dim: float
+    ) -> Iterator[Call]:
+        """Attention of modules: products, and between them scaling, a mask, a softmax in 32 bits
+        and the way there and back.
+        """
+        rows, pairs = batch * heads * queries, batch * heads
+        seen = max(keys, queries)
+        yield OpCall(BatchedGemm("bf16", pairs, queries, seen, dim, quant="bfloat16"))
+        yield from (self.loop(name, rows, seen) for name in ("mul", "add", "cast"))
+        yield self.by_rows(Softmax("fp32", rows, seen))
+        yield self.loop("cast", rows, seen)
+        yield OpCall(BatchedGemm("bf16", pairs, queries, dim, seen, quant="bfloat16"))
 
     def _attended(
         self, batch: float, queries: float, keys: float, heads: float, dim: float, kv_heads: float,

@@ -16,6 +16,7 @@ from hybridperf.hardware import DeviceSpec
 from hybridperf.io.namespace import Array, array_module, fresh_views
 from hybridperf.model import PerfModel, Platform
 from hybridperf.model.calls import Call, CallChain
+from hybridperf.ops.frameworks import serving_framework
 from hybridperf.workloads.serving.deployment import Deployment, decodes_as_prompts
 from hybridperf.workloads.serving.layers import Kernel, ServedCalls
 
@@ -44,14 +45,20 @@ _MORE_OF_LATENT, _MORE_OF_EXPERTS, _MORE_OF_FUSED_EXPERTS = 10, 24, 4
 
 
 def prompt_launches(deployment: Deployment, device: DeviceSpec) -> float:
-    """Kernels that a step with prompts launches one by one: such steps are no CUDA graphs."""
+    """Kernels that a step with prompts launches one by one: such steps are no CUDA graphs. Of a
+    pipeline, those of a stage, whose host launches no others; of eager steps, which one token
+    passes stage by stage, all.
+    """
     calls = float(sum(times for _, times in ServedCalls(deployment, 8).products(8192.0)))
     latent = _MORE_OF_LATENT if deployment.shape.latent is not None else 0
-    experts = _MORE_OF_FUSED_EXPERTS if device.tensor_memory else _MORE_OF_EXPERTS
-    return calls + sum(
+    fused = device.tensor_memory or serving_framework(deployment.framework).fuses_experts
+    experts = _MORE_OF_FUSED_EXPERTS if fused else _MORE_OF_EXPERTS
+    hosts = deployment.pp if deployment.launches == "graph" else 1
+    calls += sum(
         kind.count * (latent * (kind.mixer == "attention") + experts * bool(kind.experts))
         for kind in deployment.shape.layer_kinds
     )
+    return calls / hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +200,7 @@ def _listed(
             attention[alike] = decode, prefill, beside
         tables.append((
             np.array([chain(some) for some in products]), *attention[alike],
-            sum(times for _, times in (*products[0], *calls.decode(1.0, sizes.keys[0]))),
+            sum(times for _, times in (*products[0], *calls.decode(1.0, sizes.keys[0])))
+            + calls.kernels_of_experts(),
         ))  # fmt: skip
     return _Listed([*rows], chains, deployments, tables, beside_products, sizes)
