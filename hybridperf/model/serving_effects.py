@@ -116,7 +116,8 @@ def believed(
     if eager:
         medians["launch_s"] = serving_framework(framework).eager_launch_s or LAUNCH_S
     if alone:  # whose kernels are slow, are so without a server, too
-        medians |= ALONE | {name: median for name, median in medians.items() if name == "prefill"}
+        own = medians.get("prefill", ALONE["prefill"])
+        medians |= {**ALONE, "prefill": own}
         if not eager:
             medians["launch_s"] = serving_framework(framework).engine_launch_s or LAUNCH_S
     if host is not None:
