@@ -10,7 +10,7 @@ import time
 import numpy as np
 from support.made_sharding import all_placements, made_cost
 
-from hybridperf.explore.sharding import exact, greedy, run
+from hybridperf.explore.sharding import methods, run
 from hybridperf.explore.sharding.cost import MEMORY, SENT, placement_seconds
 
 PLACEMENTS, TABLES, RANKS = 10_000, 100, 16
@@ -60,13 +60,13 @@ def large(seeds: int = 2) -> None:
                 cost.tables[:, MEMORY],
             )
             starts = [
-                one for one in (greedy.greedy(each, cost) for each in dearness) if one is not None
+                one for one in (methods.greedy(each, cost) for each in dearness) if one is not None
             ]
             start_s = time.perf_counter()
             found = run.relaxed_and_polished(cost, starts, seed)
             took_s = time.perf_counter() - start_s
             best = min(map(cost.step_s, starts))
-            proven = exact.prove(cost, found.placement)[1]
+            proven = methods.prove(cost, found.placement)[1]
             print(
                 f"{count} tables on {ranks} ranks: best greedy {best / found.step_s - 1:+.1%},"
                 f" bound {cost.bound_s() / found.step_s - 1:+.1%}{', proven' if proven else ''},"

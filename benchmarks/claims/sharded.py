@@ -32,8 +32,8 @@ from benchmarks.claims.scores import by_the_others, finite
 from benchmarks.claims.sharded_tasks import Task, random_models, random_placement, tables_of
 from hybridperf.engine.prediction import predict
 from hybridperf.engine.workload import Workload
-from hybridperf.explore.sharding.fused import KernelPricer
-from hybridperf.explore.sharding.greedy import RULES, by_rule
+from hybridperf.explore.sharding.cost import KernelPricer
+from hybridperf.explore.sharding.methods import RULES, by_rule
 from hybridperf.explore.sharding.run import shard
 from hybridperf.io import InputError, read_json, replacing, write_json, write_table
 from hybridperf.model import PerfModel

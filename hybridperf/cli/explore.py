@@ -130,7 +130,7 @@ def shard(
     \b
     COLUMNS embedding_tables
     """
-    from hybridperf.explore.sharding import report as reports
+    from hybridperf.explore.sharding import result as reports
     from hybridperf.explore.sharding.result import FILES
     from hybridperf.explore.sharding.run import shard as run_shard
     from hybridperf.io import check_folder_writable

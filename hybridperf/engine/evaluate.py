@@ -326,14 +326,10 @@ def table_of(program: StepProgram, durations: jax.Array) -> jax.Array:
     return _with_row(table, last, jnp.asarray(made - 1))
 
 
-def _place_dtype(program: StepProgram) -> type[np.unsignedinteger]:
-    """Of the number of a slot, or of a host's clock, which stands at `slots + host`."""
-    return np.uint8 if program.slots + program.hosts <= 1 + np.iinfo(np.uint8).max else np.uint16
-
-
 def _forward_and_places(program: StepProgram, table: jax.Array) -> tuple[jax.Array, jax.Array]:
     """End of the last step [B] and where each found what held it up, a slot or clock; [S, B]."""
-    place = _place_dtype(program)
+    # of the number of a slot, or of a host's clock, which stands at `slots + host`
+    place = np.uint8 if program.slots + program.hosts <= 1 + np.iinfo(np.uint8).max else np.uint16
 
     def came_from(
         host: jax.Array, slots: jax.Array, launched: jax.Array, first: jax.Array, second: jax.Array

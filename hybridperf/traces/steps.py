@@ -111,7 +111,10 @@ def typical(trace: RankTrace, steps: Sequence[RecordedStep]) -> RecordedStep:
         raise ValueError("expected at least one step, got none")
     groups: dict[bytes, list[RecordedStep]] = {}
     for step in steps:
-        groups.setdefault(_signature(trace, step), []).append(step)
+        device = trace.device_events
+        ordered = step.device[np.argsort(device.stream[step.device], kind="stable")]
+        signature = np.stack([device.stream[ordered], device.name[ordered]]).tobytes()
+        groups.setdefault(signature, []).append(step)
     alike = max(groups.values(), key=len)
     if len(alike) == 1:
         alike = list(steps)
@@ -162,12 +165,6 @@ def common_steps(traces: Sequence[RankTrace]) -> list[CommonStep]:
     partly = [name for name in every if name not in shared]
     note = f"left out for not being in every rank: {_listed(partly)}" if partly else ""
     return [CommonStep(name, tuple(found[name] for found in per_trace), note) for name in shared]
-
-
-def _signature(trace: RankTrace, step: RecordedStep) -> bytes:
-    device = trace.device_events
-    ordered = step.device[np.argsort(device.stream[step.device], kind="stable")]
-    return np.stack([device.stream[ordered], device.name[ordered]]).tobytes()
 
 
 def _listed(names: Iterable[str]) -> str:

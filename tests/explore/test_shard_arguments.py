@@ -13,9 +13,9 @@ from support.made_sharding import made_tables
 
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
-from hybridperf.explore.sharding import report as reports
+from hybridperf.explore.sharding import result as reports
 from hybridperf.explore.sharding import run as sharding_run
-from hybridperf.explore.sharding.fused import KernelPricer
+from hybridperf.explore.sharding.cost import KernelPricer
 from hybridperf.explore.sharding.tables import read_embedding_tables
 from hybridperf.hardware import load_device, load_system
 from hybridperf.io import InputError

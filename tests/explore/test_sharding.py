@@ -14,7 +14,7 @@ from support.made_sharding import all_placements, made_cost, made_tables
 import hybridperf as hp
 from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.traced import AllToAll, pair_traffic
-from hybridperf.explore.sharding import exact, greedy, local, relaxed, run
+from hybridperf.explore.sharding import methods, run
 from hybridperf.explore.sharding.cost import (
     COLUMNS,
     MEMORY,
@@ -110,19 +110,21 @@ def test_a_single_rank_has_no_all_to_all() -> None:
 
 def test_greedy_puts_the_dearest_first_where_there_is_least() -> None:
     cost = made_cost(4, 2, room=10)
-    np.testing.assert_array_equal(greedy.greedy(np.array([5.0, 4.0, 3.0, 1.0]), cost), [0, 1, 1, 0])
+    np.testing.assert_array_equal(
+        methods.greedy(np.array([5.0, 4.0, 3.0, 1.0]), cost), [0, 1, 1, 0]
+    )
 
 
 def test_greedy_looks_for_room() -> None:
     tables = np.zeros((3, len(COLUMNS)))
     tables[:, MEMORY] = [6, 6, 4]
     cost = PlacementCost(tables, np.zeros(2), np.float64(10), None, 2, 1, (0.0, 0.0))
-    out = greedy.greedy(np.array([9.0, 1.0, 5.0]), cost)
+    out = methods.greedy(np.array([9.0, 1.0, 5.0]), cost)
     assert out is not None
     # the second would rather go to the rank with less, but 6 + 6 is too much
     np.testing.assert_array_equal(out, [0, 1, 1])
     tables[:, MEMORY] = [6, 6, 6]
-    assert greedy.greedy(np.array([9.0, 1.0, 5.0]), cost) is None
+    assert methods.greedy(np.array([9.0, 1.0, 5.0]), cost) is None
 
 
 def test_what_a_sum_rounds_to_is_room_for_every_method() -> None:
@@ -132,11 +134,11 @@ def test_what_a_sum_rounds_to_is_room_for_every_method() -> None:
     together = np.zeros(2, int)
     assert cost.sums(together)[0, MEMORY] > cost.limit_bytes
     assert cost.fits(together)
-    assert local.polish(cost, together).over_bytes == 0
+    assert methods.polish(cost, together).over_bytes == 0
     for found in (
-        greedy.greedy(np.ones(2), cost),
-        exact.best_chunks(cost, np.arange(2)),
-        exact.prove(cost, None)[0],
+        methods.greedy(np.ones(2), cost),
+        methods.best_chunks(cost, np.arange(2)),
+        methods.prove(cost, None)[0],
     ):
         np.testing.assert_array_equal(found, together)
 
@@ -145,21 +147,21 @@ def test_rules_are_named_and_even() -> None:
     cost = made_cost(8, 4)
     tables = made_tables(8)
     np.testing.assert_array_equal(
-        greedy.by_rule("naive", cost, tables, 64), [0, 1, 2, 3, 0, 1, 2, 3]
+        methods.by_rule("naive", cost, tables, 64), [0, 1, 2, 3, 0, 1, 2, 3]
     )
     np.testing.assert_array_equal(
-        greedy.by_rule("naive_chunk", cost, tables, 64), [0, 0, 1, 1, 2, 2, 3, 3]
+        methods.by_rule("naive_chunk", cost, tables, 64), [0, 0, 1, 1, 2, 2, 3, 3]
     )
 
 
 def test_chunks_are_the_best_cut_of_a_row() -> None:
     cost = made_cost(7, 3, seed=4, room=1.6)
-    found = exact.best_chunks(cost, np.arange(7))
+    found = methods.best_chunks(cost, np.arange(7))
     assert found is not None
     assert (np.diff(found) >= 0).all()
 
     def worst(placement: np.ndarray) -> float:
-        return exact.piece_seconds(cost, cost.sums(placement)).max()
+        return methods.piece_seconds(cost, cost.sums(placement)).max()
 
     cuts = [
         np.repeat([0, 1, 2], np.diff([0, a, b, 7]))
@@ -172,7 +174,7 @@ def test_chunks_are_the_best_cut_of_a_row() -> None:
 
 def test_no_single_move_or_swap_improves_what_was_polished() -> None:
     cost = made_cost(12, 4, 2, seed=3)
-    found = local.polish(cost, np.arange(12) % 4)
+    found = methods.polish(cost, np.arange(12) % 4)
     for at, rank in itertools.product(range(12), range(4)):
         moved = found.placement.copy()
         moved[at] = rank
@@ -184,7 +186,7 @@ def test_no_single_move_or_swap_improves_what_was_polished() -> None:
 def test_polishing_mends_a_placement_that_does_not_fit() -> None:
     cost = made_cost(16, 4, seed=5, room=1.15)
     assert not cost.fits(np.zeros(16, int))
-    found = local.polish(cost, np.zeros(16, int))
+    found = methods.polish(cost, np.zeros(16, int))
     assert found.over_bytes == 0
     assert cost.fits(found.placement)
 
@@ -192,8 +194,8 @@ def test_polishing_mends_a_placement_that_does_not_fit() -> None:
 def test_merit_of_moves_is_that_of_the_placements_they_lead_to() -> None:
     cost = made_cost(9, 4, 2, seed=8, room=1.05)
     placement = np.random.default_rng(2).integers(0, 4, 9)
-    scale, sums = local._Scale.of(cost, placement), cost.sums(placement)
-    moved, swapped = local._moves(scale, placement, sums, np.arange(9), np.inf)
+    scale, sums = methods._Scale.of(cost, placement), cost.sums(placement)
+    moved, swapped = methods._moves(scale, placement, sums, np.arange(9), np.inf)
     for at, rank in itertools.product(range(9), range(4)):
         if rank != placement[at]:
             there = placement.copy()
@@ -212,7 +214,7 @@ def test_the_relaxed_loss_has_the_gradient_of_its_differences() -> None:
             lambda leaf: jnp.asarray(leaf, jnp.float64), made_cost(5, 4, 2, room=1.05)
         )
         logits = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4)))
-        both = jax.jit(jax.value_and_grad(relaxed.loss, argnums=1))
+        both = jax.jit(jax.value_and_grad(methods.loss, argnums=1))
         _, slope = both(cost, logits, 0.7, 8.0)
         step = 1e-6
         for at in itertools.product(range(5), range(4)):
@@ -226,7 +228,7 @@ def test_the_relaxed_loss_of_a_cold_placement_is_its_cost() -> None:
     cost = made_cost(6, 3, room=5)
     placement = np.array([0, 1, 2, 0, 1, 2])
     logits = 50.0 * np.eye(3)[placement]
-    assert float(jnp.exp(relaxed.loss(cost, logits, 1.0, 500.0))) == pytest.approx(
+    assert float(jnp.exp(methods.loss(cost, logits, 1.0, 500.0))) == pytest.approx(
         cost.step_s(placement), rel=1e-2
     )
 
@@ -238,7 +240,7 @@ def test_branch_and_bound_finds_what_trying_all_finds(ranks: int, nodes: int) ->
         seconds, over = placement_seconds(
             cost, np.array(list(itertools.product(range(ranks), repeat=7)))
         )
-        found, proven = exact.prove(cost, None)
+        found, proven = methods.prove(cost, None)
         assert proven
         assert found is not None
         assert cost.fits(found)
@@ -250,9 +252,9 @@ def test_branch_and_bound_finds_what_trying_all_finds(ranks: int, nodes: int) ->
 def test_branch_and_bound_gives_up_rather_than_take_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exact, "MOST_NUMBERS", 1000)
+    monkeypatch.setattr(methods, "MOST_NUMBERS", 1000)
     known = np.arange(20) % 8
-    found, proven = exact.prove(made_cost(20, 8), known)
+    found, proven = methods.prove(made_cost(20, 8), known)
     assert not proven
     assert found is known
 
@@ -274,7 +276,7 @@ def test_relaxed_and_polished_is_never_worse_than_the_best_greedy(
     cost = made_cost(count, ranks, nodes, seed=ranks)
     rng = np.random.default_rng(0)
     starts = [
-        greedy.greedy(one, cost)
+        methods.greedy(one, cost)
         for one in (
             np.sum(cost.lookup_seconds(cost.tables), 0),
             cost.tables[:, SENT],
@@ -303,7 +305,7 @@ def test_a_planted_optimum_on_64_ranks_is_found_within_two_percent() -> None:
     )  # fmt: skip
     optimum = cost.step_s(np.arange(3 * ranks) // 3)
     mixed = dataclasses.replace(cost, tables=tables[rng.permutation(3 * ranks)])
-    start = greedy.greedy(np.sum(mixed.lookup_seconds(mixed.tables), 0), mixed)
+    start = methods.greedy(np.sum(mixed.lookup_seconds(mixed.tables), 0), mixed)
     assert start is not None
     assert run.relaxed_and_polished(mixed, [start]).step_s <= 1.02 * optimum
 

@@ -18,7 +18,7 @@ import pytest
 from support.sweeps import spec_of
 
 import hybridperf as hp
-from hybridperf.explore.sweeps.ranges import values_of
+from hybridperf.explore.sweeps.design import values_of
 from hybridperf.io import InputError
 from hybridperf.training.steps.frames import step_effects
 

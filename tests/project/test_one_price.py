@@ -20,7 +20,7 @@ JUDGES = ("validate",)
 ASKS = {
     "training/steps/cells.py": "keeps the price of each unique call of a batch of steps",
     "traces/other_device.py": "prices ops of a trace on two machines, for their ratio",
-    "explore/sharding/fused.py": "lookups of all tables of a rank, priced together",
+    "explore/sharding/cost.py": "lookups of all tables of a rank, priced together",
     "serving/function.py": "the rows of a served step on a varied machine, for its slopes",
 }
 

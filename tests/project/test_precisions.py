@@ -20,7 +20,7 @@ from hybridperf.collectives.model import CollectiveModel
 from hybridperf.collectives.price import collective_seconds
 from hybridperf.engine.closed import step_seconds
 from hybridperf.engine.step_features import BlockPrices, StepFeatures
-from hybridperf.explore.sharding import relaxed
+from hybridperf.explore.sharding import methods
 from hybridperf.hardware import load_device, load_system
 from hybridperf.model import PerfModel, canonical
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
@@ -134,7 +134,7 @@ def the_roofline():
 @case
 def placements_between_placements():
     cost, logits = made_cost(7, 4, 2), np.random.default_rng(0).normal(0, 1, (7, 4))
-    return lambda power: relaxed.loss(cost, logits, 0.5, power), 20.3
+    return lambda power: methods.loss(cost, logits, 0.5, power), 20.3
 
 
 @case

@@ -11,9 +11,8 @@ import numpy as np
 
 from hybridperf.collectives.fit import collectives_by_name
 from hybridperf.engine.prediction import predict
-from hybridperf.explore.sharding import exact, greedy, local, relaxed
-from hybridperf.explore.sharding.cost import PlacementCost, cost_of
-from hybridperf.explore.sharding.fused import KernelPricer, SplitTables
+from hybridperf.explore.sharding import methods
+from hybridperf.explore.sharding.cost import KernelPricer, PlacementCost, SplitTables, cost_of
 from hybridperf.explore.sharding.result import Candidate, ShardResult, SplitAdvice, shard_result
 from hybridperf.explore.sharding.tables import KINDS, least_pieces, read_embedding_tables, split
 from hybridperf.hardware import FLOAT_DTYPES, canonical_dtype
@@ -22,7 +21,7 @@ from hybridperf.model import PerfModel, model_or_datasheet
 from hybridperf.ops.embedding import STATE_BYTES, Table, check_names, table_bytes
 
 CHUNKS, RELAXED, EXACT, SCALED = "chunks", "relaxed", "exact", "relaxed, scaled"
-METHODS = ("best", *greedy.RULES, CHUNKS, RELAXED, EXACT)
+METHODS = ("best", *methods.RULES, CHUNKS, RELAXED, EXACT)
 # of a device that tables may take by default: Lin's tasks leave a fifth for the rest
 MEMORY_SHARE = 0.8
 _STARTS = 8  # descents
@@ -155,7 +154,7 @@ def final_few(cost: PlacementCost, found: Sequence[Candidate]) -> list[Candidate
     """Candidates to price kernel by kernel: the best that fit and the two best greedy ones."""
     fitting = [one for one in found if one.placement is not None and cost.fits(one.placement)]
     fitting.sort(key=lambda one: cost.step_s(one.placement))
-    ruled = [one for one in fitting if one.method in greedy.GREEDY]
+    ruled = [one for one in fitting if one.method in methods.GREEDY]
     chosen = [*fitting[:1], *ruled[:_GREEDY_PRICED]]
     return list({tuple(one.placement): one for one in reversed(chosen)}.values())[::-1]
 
@@ -172,7 +171,7 @@ def _scaled(
     tables[:, :3] *= ratio[0][best.placement][:, None]
     tables[:, 3:6] *= ratio[1][best.placement][:, None]
     scaled = dataclasses.replace(cost, tables=tables)
-    found = local.polish(scaled, best.placement, seed=seed)
+    found = methods.polish(scaled, best.placement, seed=seed)
     return [Candidate(SCALED, found.placement)] if cost.fits(found.placement) else []
 
 
@@ -180,12 +179,12 @@ def candidates(
     cost: PlacementCost, tables: Sequence[Table], batch: float, method: str = "best", seed: int = 0
 ) -> tuple[list[Candidate], bool]:
     """What each method comes to, and whether the last is proven to be the best there is."""
-    placed = {rule: greedy.by_rule(rule, cost, tables, batch, seed) for rule in greedy.RULES}
+    placed = {rule: methods.by_rule(rule, cost, tables, batch, seed) for rule in methods.RULES}
     rules = [Candidate(rule, placement) for rule, placement in placed.items()]
-    if method in greedy.RULES:
+    if method in methods.RULES:
         return [one for one in rules if one.method == method], False
     order = np.arange(len(tables))
-    rules.append(Candidate(CHUNKS, exact.best_chunks(cost, order)))
+    rules.append(Candidate(CHUNKS, methods.best_chunks(cost, order)))
     if method == CHUNKS:
         return rules[-1:], False
     starts = [one.placement for one in rules if one.placement is not None]
@@ -198,7 +197,7 @@ def candidates(
     if known is not None and best.step_s <= cost.bound_s() * (1 + 1e-9):
         placement, proven = known, True
     else:
-        placement, proven = exact.prove(cost, known)
+        placement, proven = methods.prove(cost, known)
     if proven:
         found.append(Candidate(EXACT, placement))
     elif method == EXACT:
@@ -210,7 +209,7 @@ def candidates(
 
 def relaxed_and_polished(
     cost: PlacementCost, starts: Sequence[np.ndarray], seed: int = 0
-) -> local.LocalOptimum:
+) -> methods.LocalOptimum:
     """Gradient descent on relaxed placements, rounded, polished by moves and swaps.
 
     Never worse than any of `starts`, placements [T]; half the descents begin near the best of them,
@@ -223,16 +222,16 @@ def relaxed_and_polished(
     near = min(starts, key=rank, default=None)
     size = len(cost.tables) * cost.ranks
     count = int(np.clip(_MOST_NUMBERS // size, 2, _STARTS))
-    ended = [*relaxed.descend(cost, count, near, seed), *([] if near is None else [near])]
+    ended = [*methods.descend(cost, count, near, seed), *([] if near is None else [near])]
     distinct = [np.asarray(one) for one in dict.fromkeys(map(tuple, ended))]
     few = enumerate(sorted(distinct, key=rank)[:_POLISHED])
-    polished = [local.polish(cost, one, seed=seed + at) for at, one in few]
+    polished = [methods.polish(cost, one, seed=seed + at) for at, one in few]
     best = min(polished, key=lambda one: (one.over_bytes, one.step_s))
     if best.step_s <= cost.bound_s() * (1 + 1e-9) and best.over_bytes == 0:
         return best
     work = len(cost.tables) * (len(cost.tables) + cost.ranks)
     kicks = int(np.clip(_KICKS_WORK / work, 2, _MOST_KICKS))
-    return local.polish(cost, best.placement, kicks=kicks, seed=seed)
+    return methods.polish(cost, best.placement, kicks=kicks, seed=seed)
 
 
 def better_split(
@@ -255,11 +254,11 @@ def better_split(
 
 def _step_s(made: SplitTables, batch: float) -> float | None:
     """Seconds of the best greedy placement, polished; None where none has room."""
-    ruled = (greedy.by_rule(rule, made.cost, made.pieces, batch) for rule in greedy.GREEDY)
+    ruled = (methods.by_rule(rule, made.cost, made.pieces, batch) for rule in methods.GREEDY)
     starts = [one for one in ruled if one is not None]
     if not starts:
         return None
-    best = local.polish(made.cost, min(starts, key=made.cost.step_s))
+    best = methods.polish(made.cost, min(starts, key=made.cost.step_s))
     return None if best.over_bytes else float(made.fused.parts(best.placement).step_s)
 
 

@@ -34,9 +34,9 @@ from hybridperf.explore.sweeps.design import (
     SampledList,
     SampledRange,
     checked,
+    values_of,
 )
 from hybridperf.explore.sweeps.front import BestRule
-from hybridperf.explore.sweeps.ranges import values_of
 from hybridperf.explore.sweeps.target import Target
 from hybridperf.fields import fields_of
 from hybridperf.fields.frames import Rows, as_frame, question_of

@@ -70,7 +70,14 @@ def fusion(costs: Costs, instruction: Instruction, fused: Computation) -> list[o
     by_opcode: dict[str, list[Instruction]] = {}
     for i in fused.instructions:
         by_opcode.setdefault(i.opcode, []).append(i)
-    count, read = _needed(costs, fused), sum(bytes_read(fused))
+    # arithmetic that a fusion's result needs: loops compute nothing that a later slice drops
+    need = demanded(fused)
+    counts = (
+        costs.instruction(i, fused) * min(need.get(i.name, 0.0) / max(i.shape.elements, 1), 1.0)
+        for i in fused.instructions
+        if i.shapes
+    )
+    count, read = sum(counts, Count()), sum(bytes_read(fused))
     dtype, elements = instruction.shape.dtype, float(instruction.shape.elements)
 
     def operands(i: Instruction) -> list[Shape]:
@@ -168,17 +175,6 @@ def _surroundings(
     loop = "reduction" if any(i.opcode == "reduce" for i in after) else "elementwise"
     read, dtype = sum(i.bytes for i in main), instruction.shape.dtype
     return [_fused(dtype, results, count, read, instruction.bytes, loop=loop)]
-
-
-def _needed(costs: Costs, fused: Computation) -> Count:
-    """Arithmetic that a fusion's result needs: loops compute nothing that a later slice drops."""
-    need = demanded(fused)
-    counts = (
-        costs.instruction(i, fused) * min(need.get(i.name, 0.0) / max(i.shape.elements, 1), 1.0)
-        for i in fused.instructions
-        if i.shapes
-    )
-    return sum(counts, Count())
 
 
 def _gemm(instruction: Instruction, operands: list[Shape]) -> ops.Op:
