@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,7 +97,7 @@ def forward_seconds(
 class _Step(NamedTuple):
     """A step's seconds [N], and what its parts come from."""
 
-    xp: Any
+    xp: ModuleType
     f: StepFeatures
     blocks: _Blocks
     sends: _Sends
@@ -163,7 +164,9 @@ def _sends(f: StepFeatures, k: StepEffects) -> _Sends:
     return _Sends((1 - f.sends_hidden) * p2p_s, f.sends_hidden * p2p_s, posted_s)
 
 
-def _stages(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks, sends: _Sends) -> Stages:
+def _stages(
+    xp: ModuleType, f: StepFeatures, k: StepEffects, blocks: _Blocks, sends: _Sends
+) -> Stages:
     """Stages of pipelines, and of rows without one the whole model, first and last at once."""
     v, launch_s, alone = f.chunks, k.launch_s * f.chunks, f.stages == 1
     embedding, layer, head, _ = blocks
@@ -228,12 +231,12 @@ def _equal(first: Array, *others: Array) -> list[Array]:
     return [first, *(first if known and np.array_equal(one, first) else one for one in others)]
 
 
-def _either(xp: Any, chosen: Array, one: Passes, other: Passes) -> Passes:
+def _either(xp: ModuleType, chosen: Array, one: Passes, other: Passes) -> Passes:
     return Passes(*(xp.where(chosen, a, b) for a, b in zip(one, other, strict=True)))
 
 
 def _of_slowest(
-    xp: Any, f: StepFeatures, blocks: _Blocks, sends: _Sends, stages: Stages, slowest: Pace
+    xp: ModuleType, f: StepFeatures, blocks: _Blocks, sends: _Sends, stages: Stages, slowest: Pace
 ) -> tuple[Array, Array]:
     """Seconds of a micro-batch on the slowest worker: computing, and what nothing hides."""
     counts = slowest.embeddings, slowest.layers, slowest.heads
@@ -248,7 +251,7 @@ def _of_slowest(
     return work_s, gpu_s - work_s + messages_s
 
 
-def _layer_seconds(xp: Any, f: StepFeatures, layer: _Block) -> LayerSeconds:
+def _layer_seconds(xp: ModuleType, f: StepFeatures, layer: _Block) -> LayerSeconds:
     """Of rows, from a layer of their blocks."""
     there, back = layer.forward.alone_s, layer.backward.alone_s
     worked = layer.backward.work_s / xp.maximum(layer.backward.gpu_s, _MIN_S)
@@ -331,7 +334,7 @@ class _Blocks(NamedTuple):
 
 
 def _blocks(
-    xp: Any, f: StepFeatures, k: StepEffects, on_gpu: Array, on_host: Array, on_outer: Array,
+    xp: ModuleType, f: StepFeatures, k: StepEffects, on_gpu: Array, on_host: Array, on_outer: Array,
     waits: bool = True,
 ) -> _Blocks:  # fmt: skip
     blocks = f.embedding, f.layer, f.head
@@ -350,7 +353,7 @@ def _some(column: Array) -> bool:
     return array_module(column) is not np or bool(np.any(column))
 
 
-def _held(xp: Any, launch_s: Array, work: _Work) -> Array:
+def _held(xp: ModuleType, launch_s: Array, work: _Work) -> Array:
     """Seconds of equal blocks, one after the other, until the later of GPU and host is done.
 
     Smoothly, as a p-norm of 24 (3 % above the larger where both are equal, 0.05 % where one is 1.2
@@ -364,7 +367,7 @@ def _held(xp: Any, launch_s: Array, work: _Work) -> Array:
 
 
 def _in_order(
-    xp: Any, f: StepFeatures, blocks: Sequence[_Block], layers: Array, at: int
+    xp: ModuleType, f: StepFeatures, blocks: Sequence[_Block], layers: Array, at: int
 ) -> list[_Work]:
     """What a rank runs in turns, forward and backward through its blocks, equal layers together:
     block `at` is as many, and weights of some blocks are gathered beside others.
@@ -406,13 +409,13 @@ def _passes(blocks: Sequence[_Block]) -> list[_Work]:
     return [*(one.forward for one in blocks), *(one.backward for one in reversed(blocks))]
 
 
-def _run_s(xp: Any, work: _Work, scatter_s: Array, gather_s: Array) -> Array:
+def _run_s(xp: ModuleType, work: _Work, scatter_s: Array, gather_s: Array) -> Array:
     """First and last of a run of equal blocks, by what is scattered before and gathered behind."""
     first_s = xp.maximum(work.busy_s, scatter_s + work.gather_s)
     return first_s + xp.maximum(work.busy_s, work.scatter_s + gather_s)
 
 
-def _ends_s(xp: Any, blocks: _Blocks) -> Array:
+def _ends_s(xp: ModuleType, blocks: _Blocks) -> Array:
     """Once a step: the first stage's first weights are gathered beside nothing, its last gradients
     scattered beside nothing, and neither beside what `_in_order` counts.
     """
@@ -426,7 +429,7 @@ def _ends_s(xp: Any, blocks: _Blocks) -> Array:
 
 
 def _summed_s(
-    xp: Any, f: StepFeatures, blocks: _Blocks, stages: Stages, slowest: Pace
+    xp: ModuleType, f: StepFeatures, blocks: _Blocks, stages: Stages, slowest: Pace
 ) -> Array:  # fmt: skip
     """Seconds from the last scatter to the last sum of shards over their copies [N].
 
@@ -457,8 +460,8 @@ def _summed_s(
 
 
 def _block(
-    xp: Any, f: StepFeatures, block: BlockPrices, k: StepEffects, on_gpu: Array, on_host: Array,
-    input_s: Array = 0.0, waits: bool = False,
+    xp: ModuleType, f: StepFeatures, block: BlockPrices, k: StepEffects, on_gpu: Array,
+    on_host: Array, input_s: Array = 0.0, waits: bool = False,
 ) -> _Block:  # fmt: skip
     works, work_s = [], 0.0
     for at, backward in ((0, False), (1, True)):
@@ -502,7 +505,7 @@ def _gpu_s(part: BlockPrices, k: StepEffects) -> Array:
     return products_s + sum(ROLES[name].scale(k) * alone_s for name, alone_s in others.items())
 
 
-def _comm_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Array:
+def _comm_s(xp: ModuleType, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Array:
     """Communication of one pass that holds the rank up."""
     inside_s = ROLES["tp"].seconds(k, part.tp_s, part.tp_calls)
     nodes = f.tp_nodes * part.tp_calls
@@ -520,14 +523,16 @@ def _comm_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Arra
     return xp.where(f.tp_nodes > 1, across_s, inside_s) + exchange_s + shown_s
 
 
-def _waits_s(xp: Any, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Array:
+def _waits_s(xp: ModuleType, f: StepFeatures, part: BlockPrices, k: StepEffects) -> Array:
     """What a layer's host waits for in one pass (`transformer/waits.py`)."""
     ring_s = ROLES["ring"].seconds(k, 0.0, f.tp_nodes * part.tp_calls)
     waits_s = k.crossing_tp_s * f.tp / 2 + xp.where(f.tp_nodes > 1, ring_s, 0.0)
     return f.crossing * xp.where(f.tp > 1, waits_s, 0.0)
 
 
-def _shown_s(xp: Any, f: StepFeatures, sends: _Sends, stages: Stages, slowest: Pace) -> Array:
+def _shown_s(
+    xp: ModuleType, f: StepFeatures, sends: _Sends, stages: Stages, slowest: Pace
+) -> Array:
     """What messages that computation hides still show [N].
 
     While a pipeline fills and drains each is on the longest path, and where a round trip through
@@ -542,7 +547,7 @@ def _shown_s(xp: Any, f: StepFeatures, sends: _Sends, stages: Stages, slowest: P
     return xp.where(f.stages == 1, 0.0, filling_s + trips_s)
 
 
-def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks) -> Array:
+def _exposed_s(xp: ModuleType, f: StepFeatures, k: StepEffects, blocks: _Blocks) -> Array:
     """What of gradients' reduction nothing hides: the last bucket at least.
 
     An interleaved pipeline's chunks are done one after the other, with a backward pass of each
@@ -565,7 +570,7 @@ def _exposed_s(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks) -> Arr
     return xp.where(f.reduction_hidden > 0, beside_s, whole_s + tied_s)
 
 
-def _in_turn(xp: Any, f: StepFeatures) -> tuple[Array, Array]:
+def _in_turn(xp: ModuleType, f: StepFeatures) -> tuple[Array, Array]:
     """Chunks of the first stage that follow each other in an interleaved pipeline, and layers of
     one of them [N].
     """
@@ -573,7 +578,7 @@ def _in_turn(xp: Any, f: StepFeatures) -> tuple[Array, Array]:
     return chunks, f.layers_first / chunks
 
 
-def _gathered_s(xp: Any, f: StepFeatures, k: StepEffects, blocks: _Blocks) -> Array:
+def _gathered_s(xp: ModuleType, f: StepFeatures, k: StepEffects, blocks: _Blocks) -> Array:
     """What nothing hides of gathering weights that were updated in shards.
 
     Beside the first forward pass each part awaits its own, one gather after the other: embedding,

@@ -198,7 +198,7 @@ def completed(usual: Knobs, given: Knobs, where: str = "") -> dict[str, Any]:
 def units_of(knobs: Knobs) -> dict[str, Any]:
     """Units in the same places, by names; "1" for what has none."""
 
-    def unit(path: Any, _: Any) -> str:
+    def unit(path: Any, _: object) -> str:
         found = (
             of for one in reversed(path) for end, of in _UNITS.items() if one.key.endswith(end)
         )

@@ -9,7 +9,7 @@ correlation. `ts` and `dur` are microseconds, whole or not, whatever `displayTim
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -25,42 +25,45 @@ _BARE_QUOTE = re.compile(rb'((?<!\\)(?:\\\\)*)"')
 # a space instead: between values, where JSON allows some, no harm
 _NO_CONTROLS = bytes(max(byte, 32) for byte in range(256))
 
+# of any type, since other tools use the same names
+Json: TypeAlias = Any
+
 
 class Args(msgspec.Struct, gc=False):
-    """What an event carries besides its interval; untyped, since other tools use the same names."""
+    """What an event carries besides its interval."""
 
-    correlation: Any = None
-    stream: Any = None
-    device: Any = None
-    bytes: Any = None
+    correlation: Json = None
+    stream: Json = None
+    device: Json = None
+    bytes: Json = None
     dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     # as PyTorch 1.8 and 1.9 spell it
     dims_before: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
-    elements: Any = msgspec.field(default=None, name="In msg nelems")
-    elements_type: Any = msgspec.field(default=None, name="dtype")
-    elements_out: Any = msgspec.field(default=None, name="Out msg nelems")
-    bytes_out: Any = msgspec.field(default=None, name="Out bytes")  # as our own timelines have it
-    collective: Any = msgspec.field(default=None, name="Collective name")
-    group: Any = msgspec.field(default=None, name="Process Group Name")
-    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
-    group_size: Any = msgspec.field(default=None, name="Group size")
-    first_rank: Any = msgspec.field(default=None, name="Global rank start")
-    rank_stride: Any = msgspec.field(default=None, name="Global rank stride")
-    name: Any = None  # of a process, in metadata
+    elements: Json = msgspec.field(default=None, name="In msg nelems")
+    elements_type: Json = msgspec.field(default=None, name="dtype")
+    elements_out: Json = msgspec.field(default=None, name="Out msg nelems")
+    bytes_out: Json = msgspec.field(default=None, name="Out bytes")  # as our own timelines have it
+    collective: Json = msgspec.field(default=None, name="Collective name")
+    group: Json = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: Json = msgspec.field(default=None, name="Process Group Ranks")
+    group_size: Json = msgspec.field(default=None, name="Group size")
+    first_rank: Json = msgspec.field(default=None, name="Global rank start")
+    rank_stride: Json = msgspec.field(default=None, name="Global rank stride")
+    name: Json = None  # of a process, in metadata
 
 
 class Event(msgspec.Struct, gc=False):
     """One entry of `traceEvents`."""
 
-    ph: Any = None
-    cat: Any = None
-    name: Any = None
+    ph: Json = None
+    cat: Json = None
+    name: Json = None
     ts: Number = None
     dur: Number = None
-    pid: Any = None
-    tid: Any = None
-    id: Any = None
+    pid: Json = None
+    tid: Json = None
+    id: Json = None
     args: Args | None = None
 
 
@@ -68,8 +71,8 @@ class Document(msgspec.Struct):
     """A Kineto trace as its JSON stands in the file."""
 
     traceEvents: list[Event] | None = None
-    deviceProperties: Any = None
-    distributedInfo: Any = None
+    deviceProperties: Json = None
+    distributedInfo: Json = None
     baseTimeNanoseconds: Number = None
     nodes: msgspec.Raw = msgspec.Raw()  # an execution trace has these instead
     workload_graph: msgspec.Raw = msgspec.Raw()  # and Chakra's JSON these

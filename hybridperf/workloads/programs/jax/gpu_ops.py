@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
 
 import hybridperf.ops as ops
 from hybridperf.hardware import DTYPE_BYTES, DeviceSpec
@@ -124,7 +123,7 @@ def _convolution(node: Node, _: Costs, device: DeviceSpec) -> _Found:
     return (hlo_ops.convolution(node.instruction, shapes, direction),)
 
 
-def _sort(node: Node, *_: Any) -> _Found:
+def _sort(node: Node, *_: object) -> _Found:
     shape = _shapes(node)[0]
     along = node.instruction.dims("dimensions") or (len(shape.dims) - 1,)
     cols = float(max(shape.dims[along[0]] if shape.dims else 1, 1))
@@ -140,7 +139,7 @@ def _window(node: Node, costs: Costs, _: DeviceSpec) -> _Found:
     return tuple(hlo_ops.windowed(costs, node.instruction, _shapes(node), node.within))
 
 
-def _running(node: Node, *_: Any) -> _Found:
+def _running(node: Node, *_: object) -> _Found:
     """A running sum, product or maximum as JAX 0.12 lowers it; None of any other scan."""
     source, along = _shapes(node)[0], node.instruction.dims("dimensions")[0]
     if "is_associative=true" not in node.instruction.attributes:
@@ -149,12 +148,12 @@ def _running(node: Node, *_: Any) -> _Found:
     return (ops.Cumulative(number_format(source)[0], max(source.elements / cols, 1.0), cols),)
 
 
-def _random(node: Node, *_: Any) -> _Found:
+def _random(node: Node, *_: object) -> _Found:
     made = node.instruction.shapes[-1]
     return (ops.Random(number_format(made)[0], 1.0, float(max(made.elements, 1))),)
 
 
-def _fourier(node: Node, *_: Any) -> _Found:
+def _fourier(node: Node, *_: object) -> _Found:
     """A pass along each dimension."""
     shape = max((node.instruction.shape, _shapes(node)[0]), key=lambda one: one.bytes)
     dtype, each = number_format(shape)
@@ -169,7 +168,7 @@ def _fourier(node: Node, *_: Any) -> _Found:
     )  # fmt: skip
 
 
-def _custom(node: Node, *_: Any) -> _Found:
+def _custom(node: Node, *_: object) -> _Found:
     kind = kind_of(node)
     if kind in _TOP_K:
         return _sort(node)

@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any, cast
 from unittest import mock
 
@@ -119,7 +120,7 @@ def main() -> None:
         sys.stdout.write(made.as_hlo_module().to_string(options))
 
 
-def _named(ir: Any, within: Any, name: str) -> list[Any]:
+def _named(ir: ModuleType, within: Any, name: str) -> list[Any]:
     """All operations of a name."""
     found = list[Any]()
 
@@ -132,7 +133,7 @@ def _named(ir: Any, within: Any, name: str) -> list[Any]:
     return found
 
 
-def _called_in_place(ir: Any, module: Any) -> None:
+def _called_in_place(ir: ModuleType, module: Any) -> None:
     """Functions where they are called: propagation ends over calls."""
     functions = {
         ir.StringAttr(one.attributes["sym_name"]).value: one
@@ -158,7 +159,7 @@ def _called_in_place(ir: Any, module: Any) -> None:
         one.erase()
 
 
-def _barriers_marked(ir: Any, module: Any) -> None:
+def _barriers_marked(ir: ModuleType, module: Any) -> None:
     """Barriers, which keep what is computed twice apart and which propagation ends over, as an
     operation of each value that it follows; of whole numbers none.
     """
@@ -172,7 +173,7 @@ def _barriers_marked(ir: Any, module: Any) -> None:
         one.erase()
 
 
-def _barriers_again(ir: Any, module: Any) -> None:
+def _barriers_again(ir: ModuleType, module: Any) -> None:
     from jax._src.lib.mlir.dialects import hlo
 
     for one in _named(ir, module, "stablehlo.reduce_precision"):
@@ -186,7 +187,7 @@ def _barriers_again(ir: Any, module: Any) -> None:
             one.erase()
 
 
-def _exchanged_once(ir: Any, module: Any) -> None:
+def _exchanged_once(ir: ModuleType, module: Any) -> None:
     """A value that is exchanged alike for several readers: once, as XLA joins what is the same."""
     known: dict[Any, Any] = {}
     for name in _EXCHANGES:
@@ -199,7 +200,7 @@ def _exchanged_once(ir: Any, module: Any) -> None:
                 one.erase()
 
 
-def _taken_fit(ir: Any, module: Any) -> None:
+def _taken_fit(ir: ModuleType, module: Any) -> None:
     """What is taken of a divided array, all along a dimension, is no more than it has."""
     for name, key in _TAKEN.items():
         for one in _named(ir, module, name):
@@ -209,7 +210,7 @@ def _taken_fit(ir: Any, module: Any) -> None:
             one.attributes[key] = ir.DenseI64ArrayAttr.get(fit)
 
 
-def _whole(ir: Any, module: Any) -> None:
+def _whole(ir: ModuleType, module: Any) -> None:
     """What nobody wants to divide lies whole on each device: arguments and results are told so."""
     (mesh,) = re.findall(r"sdy\.mesh @(\S+) =", str(module))
     for operation in module.body.operations:
@@ -232,7 +233,7 @@ def _whole(ir: Any, module: Any) -> None:
                 operation.attributes[key] = ir.ArrayAttr.get(made)
 
 
-def _summed(ir: Any, operation: Any, axes: Mapping[str, int]) -> None:
+def _summed(ir: ModuleType, operation: Any, axes: Mapping[str, int]) -> None:
     """An all-reduce in Shardy's words as one of StableHLO."""
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir.dialects import hlo
@@ -257,7 +258,7 @@ def _summed(ir: Any, operation: Any, axes: Mapping[str, int]) -> None:
     operation.results[0].replace_all_uses_with(made.results[0])
 
 
-def _plain(ir: Any, operation: Any) -> None:
+def _plain(ir: ModuleType, operation: Any) -> None:
     """An operation without what it said of shardings."""
     for name in map(_name, [*operation.attributes]):
         if name.startswith("sdy."):

@@ -20,6 +20,7 @@ import gc
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -189,7 +190,7 @@ def captured_block(modules: ModulePaths, ranks: int = 1, name: str = "block") ->
         yield Block(name, seen, notes)
 
 
-def _twins(torch: Any, fakes: Fakes) -> Any:
+def _twins(torch: ModuleType, fakes: Fakes) -> Any:
     """A mode in which real tensors that a function is given are replaced, attributes of theirs,
     such as gradients, included.
     """
@@ -218,7 +219,7 @@ def _states_kept() -> Iterator[None]:
 
     kept = dict[int, tuple[Any, Any]]()
 
-    def keep(optimizer: Any, *_: Any) -> None:
+    def keep(optimizer: Any, *_: object) -> None:
         state = {key: dict(one) for key, one in optimizer.state.items()}
         kept.setdefault(id(optimizer), (optimizer, state))
 
@@ -256,7 +257,7 @@ def _old_objects_aside() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _is_compiled(torch: Any, fn: Any) -> bool:
+def _is_compiled(torch: ModuleType, fn: Any) -> bool:
     """Whether a program, or a module that it closes over, was given to `torch.compile`."""
     held = [fn, *closed_over(fn)]
     modules = [one for of in held if isinstance(of, torch.nn.Module) for one in of.modules()]
@@ -292,7 +293,7 @@ def run_step(
 
 
 @contextlib.contextmanager
-def _scaled(torch: Any, notes: list[str]) -> Iterator[None]:
+def _scaled(torch: ModuleType, notes: list[str]) -> Iterator[None]:
     """Says where a scaler of losses does nothing: made without a GPU, PyTorch disables it."""
     scale = torch.amp.GradScaler.scale
 
@@ -306,7 +307,7 @@ def _scaled(torch: Any, notes: list[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _roots(torch: Any) -> Iterator[list[Any]]:
+def _roots(torch: ModuleType) -> Iterator[list[Any]]:
     """What a program itself calls `backward` on, as nodes of autograd."""
     backward, found = torch.autograd.backward, list[Any]()
 
@@ -330,7 +331,7 @@ def _behind(nodes: Iterable[Any]) -> set[Any]:
     return found
 
 
-def _loss(torch: Any, result: Any, notes: list[str], roots: Sequence[Any]) -> Any:
+def _loss(torch: ModuleType, result: Any, notes: list[str], roots: Sequence[Any]) -> Any:
     """What gradients are taken of; None where the program has taken them: a loss that it returns to
     be logged leads to what it called `backward` on.
     """

@@ -313,7 +313,7 @@ def _estimated(
     return Estimate(tuple(predict(one, workload) for one in models), captured, float(samples))
 
 
-def _is_device(value: Any) -> bool:
+def _is_device(value: object) -> bool:
     one = value[0] if isinstance(value, list | tuple) and value else value
     return isinstance(one, str | Path | PerfModel)
 

@@ -10,6 +10,7 @@ import logging
 import sys
 import types
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -190,7 +191,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
 
     autocast = Autocast()
 
-    def untouched(tensor: Any = None, *_: Any, **__: Any) -> Any:
+    def untouched(tensor: Any = None, *_: object, **__: object) -> Any:
         return tensor
 
     known = torch._guards.detect_fake_mode()
@@ -251,7 +252,7 @@ def _behind(value: Any) -> Iterator[Any]:
     yield from (function.__globals__[one] for one in names if one in function.__globals__)
 
 
-def _of_known_numbers(torch: Any, func: Any, args: Any, kwargs: Any) -> bool:
+def _of_known_numbers(torch: ModuleType, func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a few numbers that models read as they are built are made, or such are worked on."""
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     given = [one for one in leaves if isinstance(one, torch.Tensor)]
@@ -261,7 +262,7 @@ def _of_known_numbers(torch: Any, func: Any, args: Any, kwargs: Any) -> bool:
     return func is torch.linspace or (func is torch.tensor and _whole((*args, *kwargs.values())[0]))
 
 
-def _whole(value: Any) -> bool:
+def _whole(value: object) -> bool:
     """Whether something is a whole number or lists of them: counts and lengths."""
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_whole, value))

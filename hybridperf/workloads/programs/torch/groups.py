@@ -21,11 +21,17 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from hybridperf.io import InputError
 from hybridperf.workloads.own import user_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+    from torch.futures import Future
+    from torch.nn import Module
 
 
 @contextlib.contextmanager
@@ -51,7 +57,7 @@ def process_group(ranks: int) -> Iterator[None]:
     def here(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         made(self, "cpu", *args, **kwargs)
 
-    def offloaded(*_: Any, **__: Any) -> None:
+    def offloaded(*_: object, **__: object) -> None:
         raise InputError(
             f"{user_line()}: CPUOffloadPolicy copies between host and GPU, which is not followed;"
             " leave it out of the step"
@@ -76,9 +82,9 @@ def stages_alone() -> Iterator[None]:
     from torch.distributed.pipelining import schedules, stage
     from torch.distributed.pipelining._utils import InferenceMode
 
-    sent: list[Any] = []  # descriptions of results
+    sent: list[object] = []  # descriptions of results
 
-    def asked(_: Any, stages: Sequence[Any], has_backward: bool, p2p_done: bool) -> None:
+    def asked(_: object, stages: Sequence[Any], has_backward: bool, p2p_done: bool) -> None:
         open_ = any(InferenceMode.needs_dynamic(one._user_meta, has_backward) for one in stages)
         for one in stages:
             one._inference_mode = InferenceMode.DYNAMIC if open_ else InferenceMode.STATIC
@@ -94,7 +100,7 @@ def stages_alone() -> Iterator[None]:
             )
         return sent[0]
 
-    def send(_: Any, description: Any, target: int) -> None:
+    def send(_: object, description: object, target: int) -> None:
         if isinstance(description, stage._StageForwardMeta):
             sent.append(description)
 
@@ -116,7 +122,7 @@ def reduced_by_hooks() -> Iterator[None]:
     from torch.nn.parallel import DistributedDataParallel as Replicated
 
     def init(
-        self: Any, module: Any, *args: Any, process_group: Any = None,
+        self: Any, module: Module, *args: Any, process_group: ProcessGroup | None = None,
         bucket_cap_mb: float | None = None, gradient_as_bucket_view: bool = False,
         broadcast_buffers: bool = True, **kwargs: Any,
     ) -> None:  # fmt: skip
@@ -144,7 +150,7 @@ def reduced_by_hooks() -> Iterator[None]:
         yield
 
 
-def _send_buffers(buffers: list[Any], group: Any) -> None:
+def _send_buffers(buffers: list[Tensor], group: ProcessGroup | None) -> None:
     """Those of a number format at once; a count of batches is a number that this process reads."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
@@ -166,21 +172,21 @@ def _send_buffers(buffers: list[Any], group: Any) -> None:
 class _Done:
     """A message that a hook waits for; its future has what was reduced, a fake one has not."""
 
-    def __init__(self, tensor: Any):
+    def __init__(self, tensor: Tensor):
         self.tensor = tensor
 
     def wait(self) -> None:
         pass
 
-    def get_future(self) -> Any:
+    def get_future(self) -> Future[list[Tensor]]:
         import torch
 
-        made = torch.futures.Future[list[Any]]()
+        made = torch.futures.Future[list["Tensor"]]()
         made.set_result([self.tensor])
         return made
 
 
-def _reduced(tensor: Any, *args: Any, **kwargs: Any) -> _Done:
+def _reduced(tensor: Tensor, *args: Any, **kwargs: Any) -> _Done:
     import torch
 
     torch.distributed.distributed_c10d.all_reduce(tensor, *args, **kwargs)
@@ -190,20 +196,20 @@ def _reduced(tensor: Any, *args: Any, **kwargs: Any) -> _Done:
 class _Bucket:
     """Gradients that are reduced together."""
 
-    def __init__(self, parameters: list[Any]):
+    def __init__(self, parameters: list[Tensor]):
         sizes = [one.numel() for one in parameters]
         self.content = parameters[0].new_empty(sum(sizes), requires_grad=False)
         parts = zip(parameters, self.content.split(sizes), strict=True)
         self.views = {one: part.view_as(one) for one, part in parts}
         self.full: set[Any] = set()
 
-    def buffer(self) -> Any:  # what hooks of a user's own ask of a bucket
+    def buffer(self) -> Tensor:  # what hooks of a user's own ask of a bucket
         return self.content
 
-    def gradients(self) -> list[Any]:
+    def gradients(self) -> list[Tensor]:
         return [*self.views.values()]
 
-    def parameters(self) -> list[Any]:
+    def parameters(self) -> list[Tensor]:
         return [*self.views]
 
 
@@ -219,9 +225,9 @@ class _Buckets:
         self.where = {one: bucket for bucket in self.buckets for one in bucket.views}
         self.sent, self.begun = 0, False
 
-    def _deal(self, parameters: list[Any], cap_mib: float) -> None:
+    def _deal(self, parameters: list[Tensor], cap_mib: float) -> None:
         """Into buckets that end with the parameter which fills them."""
-        of: list[Any] = []
+        of: list[Tensor] = []
         for one in parameters:
             of.append(one)
             full_mib = cap_mib if self.buckets else min(_FIRST_MIB, cap_mib)

@@ -11,6 +11,7 @@ import bisect
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 OUTSIDE = ""  # of any module
@@ -54,7 +55,7 @@ class ModulePaths:
         """Modules that are called in here; `hold` as in `add`."""
         import torch
 
-        def enter(module: Any, _: Any) -> None:
+        def enter(module: Any, _: object) -> None:
             if len(self._stack) == 1:
                 self.add(module, hold)
             path = self._of.get(id(module), f"{self.now}.{type(module).__name__}".lstrip("."))
@@ -62,7 +63,7 @@ class ModulePaths:
             self._stack.append(path)
             self._mark(torch)
 
-        def leave(*_: Any) -> None:
+        def leave(*_: object) -> None:
             self._stack.pop()
             self._mark(torch)
 
@@ -77,7 +78,7 @@ class ModulePaths:
             for one in handles:
                 one.remove()
 
-    def _mark(self, torch: Any) -> None:
+    def _mark(self, torch: ModuleType) -> None:
         self._numbers.append(torch.autograd._get_sequence_nr())
         self._paths.append(self.now)
 

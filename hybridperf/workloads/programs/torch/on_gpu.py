@@ -19,10 +19,18 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from hybridperf.workloads.programs.torch.calls import NAMES
+
+if TYPE_CHECKING:
+    from typing import Never
+
+    from torch import Tensor
+    from torch._library.custom_ops import CustomOpDef
+
+    Tensors = tuple[Tensor, ...]
 
 _NORM = {
     "_fused_rms_norm": (
@@ -47,11 +55,11 @@ _GRID = 256  # positions along queries and keys that a mask is asked for
 _MASK_AT = -1  # among what a block mask is made of
 
 
-def own_ops(schemas: Mapping[str, str]) -> Any:
+def own_ops(schemas: Mapping[str, str]) -> Iterator[CustomOpDef]:
     """Ops of ours, known to PyTorch, that nobody runs."""
     import torch
 
-    def unseen(*_: Any) -> Any:
+    def unseen(*_: object) -> Never:
         raise NotImplementedError("this op is for tensors without memory")
 
     return (
@@ -101,7 +109,7 @@ class Autocast:
         if not (self.open and (widened or given) and torch.is_autocast_enabled("cpu")):
             return func(*args, **kwargs)
 
-        def narrow(one: Any) -> bool:
+        def narrow(one: object) -> bool:
             return isinstance(one, torch.Tensor) and one.dtype in (torch.bfloat16, torch.float16)
 
         def wide(one: Any) -> Any:
@@ -125,8 +133,11 @@ def fused_norms() -> Iterator[None]:
     apart, plain = torch.rms_norm, (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
     def normed(
-        input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
-    ) -> Any:
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        eps: float | None = None,
+    ) -> Tensor:
         given = [one for one in (input, weight) if one is not None]
         if not all(type(one) in plain for one in given):
             return apart(input, normalized_shape, weight, eps)
@@ -137,20 +148,26 @@ def fused_norms() -> Iterator[None]:
 
 
 @functools.cache
-def _fused_norm() -> Any:
+def _fused_norm() -> CustomOpDef:
     """The op with its gradient, known to PyTorch once."""
     import torch
 
     forward, backward = own_ops(_NORM)
 
     @forward.register_fake
-    def _(input: Any, normalized_shape: list[int], *_: Any) -> Any:
+    def _(input: Tensor, normalized_shape: list[int], *_: object) -> Tensors:
         rows = input.shape[: input.dim() - len(normalized_shape)]
         sums = input.new_empty((*rows, *[1] * len(normalized_shape)), dtype=torch.float32)
         return torch.empty_like(input), sums
 
     @backward.register_fake
-    def _(gradient: Any, input: Any, normalized_shape: list[int], _: Any, weight: Any) -> Any:
+    def _(
+        gradient: Tensor,
+        input: Tensor,
+        normalized_shape: list[int],
+        _: object,
+        weight: Tensor | None,
+    ) -> Tensors:
         scale = input.new_empty(0) if weight is None else torch.empty_like(weight)
         return torch.empty_like(input), scale
 
@@ -159,7 +176,7 @@ def _fused_norm() -> Any:
         input, ctx.shape, weight, _ = inputs
         ctx.save_for_backward(input, output[1], *(() if weight is None else (weight,)))
 
-    def gradients(ctx: Any, gradient: Any, _: Any) -> Any:
+    def gradients(ctx: Any, gradient: Tensor, _: object) -> Any:
         input, rstd, *weight = ctx.saved_tensors
         own, scale = backward(gradient, input, ctx.shape, rstd, *(weight or (None,)))
         return own, None, scale if weight else None, None
@@ -179,26 +196,26 @@ def fused_drops() -> Iterator[None]:
         """A result that a mask has a part in; its gradient comes with the attention's."""
 
         @staticmethod
-        def forward(ctx: Any, out: Any, mask: Any) -> Any:
+        def forward(ctx: Any, out: Tensor, mask: Tensor) -> Tensor:
             ctx.like = mask
             return out.view_as(out)  # another tensor, as autograd asks
 
         @staticmethod
-        def backward(ctx: Any, gradient: Any) -> Any:
+        def backward(ctx: Any, gradient: Tensor) -> Tensors:
             return gradient, torch.empty_like(ctx.like)
 
     functional = torch.nn.functional
     apart, attend = torch.dropout, functional.scaled_dot_product_attention
 
-    def dropped(input: Any, p: float, train: bool) -> Any:
+    def dropped(input: Tensor, p: float, train: bool) -> Tensor:
         if train and 0.0 < p < 1.0:
             return torch.native_dropout(input, p, True)[0]
         return apart(input, p, train)
 
     def attended(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-        *args: Any, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, *args: Any, **kwargs: Any,
+    ) -> Tensor:  # fmt: skip
         del dropout_p
         if attn_mask is None or not attn_mask.requires_grad:
             return attend(query, key, value, attn_mask, 0.0, *args, **kwargs)
@@ -218,7 +235,9 @@ def flex_attended() -> Iterator[None]:
     """`flex_attention` as one op, wherever its tensors are."""
     from torch.nn.attention import flex_attention as module
 
-    def attended(query: Any, key: Any, value: Any, _: Any, mask: Any, *others: Any) -> Any:
+    def attended(
+        query: Tensor, key: Tensor, value: Tensor, _: object, mask: Sequence[Any], *others: object
+    ) -> Tensors:
         share = _share(mask[_MASK_AT], query.shape[-2], key.shape[-2])
         out, logs = _flex()(query, key, value, share)
         return out, logs, logs
@@ -251,19 +270,19 @@ def _share(mask: Callable, queries: int, keys: int) -> float:
 
 
 @functools.cache
-def _flex() -> Any:
+def _flex() -> CustomOpDef:
     """The op with its gradient, known to PyTorch once."""
     import torch
 
     forward, backward = own_ops(_FLEX)
 
     @forward.register_fake
-    def _(query: Any, key: Any, value: Any, share: float) -> Any:
+    def _(query: Tensor, key: Tensor, value: Tensor, share: float) -> Tensors:
         out = query.new_empty((*query.shape[:-1], value.shape[-1]))
         return out, query.new_empty(query.shape[:-1], dtype=torch.float32)
 
     @backward.register_fake
-    def _(gradient: Any, query: Any, key: Any, value: Any, *_: Any) -> Any:
+    def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensors:
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
@@ -271,7 +290,7 @@ def _flex() -> Any:
         *tensors, ctx.share = inputs
         ctx.save_for_backward(*tensors, *output)
 
-    def gradients(ctx: Any, gradient: Any, *_: Any) -> Any:
+    def gradients(ctx: Any, gradient: Tensor, *_: object) -> Any:
         return *backward(gradient, *ctx.saved_tensors, ctx.share), None
 
     forward.register_autograd(gradients, setup_context=keep)

@@ -10,6 +10,7 @@ results stands for a loss, and a note says so.
 from __future__ import annotations
 
 import os
+from types import ModuleType
 from typing import Any
 
 from hybridperf.engine.workload import Workload
@@ -104,7 +105,7 @@ def _built(transformers: Any, config: Any, dtype: Any) -> tuple[str, Any]:
     return "", transformers.AutoModel.from_config(config, dtype=dtype).train()
 
 
-def _given(torch: Any, net: Any, config: Any, batch: int, seq: int | None) -> dict[str, Any]:
+def _given(torch: ModuleType, net: Any, config: Any, batch: int, seq: int | None) -> dict[str, Any]:
     """What it takes, by name."""
     vision = getattr(config, "vision_config", config)
     text = config.get_text_config()

@@ -14,8 +14,9 @@ import math
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from hybridperf.io import InputError
@@ -23,6 +24,15 @@ from hybridperf.workloads.own import user_line
 from hybridperf.workloads.programs.torch.calls import NAMES, Argument, Tensor, TorchCall, flat
 from hybridperf.workloads.programs.torch.modules import ModulePaths
 from hybridperf.workloads.programs.torch.results import Results
+
+if TYPE_CHECKING:
+    from torch import Tensor as TorchTensor
+    from torch import UntypedStorage
+    from torch._ops import OpOverload
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
+    StorageReference = weakref.ref[UntypedStorage]
 
 _BLOCK_BYTES = 512
 
@@ -41,15 +51,15 @@ class StorageTally:
     def __init__(self) -> None:
         self.maker: Callable[[], str] | None = None
         self.changes: list[tuple[float, str]] = []
-        self._makers: dict[Any, str] = {}  # by weak reference
+        self._makers: dict[StorageReference, str] = {}  # by weak reference
         self._begin = 0  # of what counts, among the changes
         self.alive_bytes = 0.0
         self.peak_bytes = 0.0
-        self._sizes: dict[Any, float] = {}  # by weak reference
-        self._numbers: dict[Any, int] = {}
+        self._sizes: dict[StorageReference, float] = {}  # by weak reference
+        self._numbers: dict[StorageReference, int] = {}
         self._count = 0
 
-    def hold(self, torch: Any, tree: Any) -> None:
+    def hold(self, torch: ModuleType, tree: object) -> None:
         """Count the storages of all tensors in a tree, or of a module's parameters and buffers."""
         for value in torch.utils._pytree.tree_leaves(tree):
             if isinstance(value, torch.nn.Module):
@@ -59,7 +69,7 @@ class StorageTally:
             elif isinstance(value, torch.Tensor):
                 self.number(value)
 
-    def forget(self, torch: Any, tree: Any) -> None:
+    def forget(self, torch: ModuleType, tree: object) -> None:
         """Count the storages of all tensors in a tree no longer: they lie elsewhere."""
         for value in torch.utils._pytree.tree_leaves(tree):
             if isinstance(value, torch.Tensor) and self.number(value):
@@ -90,13 +100,13 @@ class StorageTally:
         self.changes[self._begin : self._begin] = made
         self._begin += len(made)
 
-    def _change(self, reference: Any, size: float) -> None:
+    def _change(self, reference: StorageReference, size: float) -> None:
         self.alive_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
         if self.maker is not None:
             self.changes.append((size, self._makers.setdefault(reference, self.maker())))
 
-    def number(self, tensor: Any) -> int:
+    def number(self, tensor: TorchTensor) -> int:
         """That of a tensor's storage, from 1, now counted; 0 of what has none of its own."""
         try:
             storage = tensor.untyped_storage()
@@ -113,13 +123,13 @@ class StorageTally:
         return self._count
 
     @contextlib.contextmanager
-    def seeing_resizes(self, torch: Any) -> Iterator[None]:
+    def seeing_resizes(self, torch: ModuleType) -> Iterator[None]:
         """Storages that grow and shrink count as they do: FSDP2 frees the weights of a layer by
         giving their storage no bytes, and fills it again for the backward pass.
         """
         resize = torch.UntypedStorage.resize_
 
-        def resized(storage: Any, size: int) -> Any:
+        def resized(storage: UntypedStorage, size: int) -> UntypedStorage:
             found = resize(storage, size)
             reference = weakref.ref(storage)
             if reference in self._sizes:
@@ -130,7 +140,7 @@ class StorageTally:
         with mock.patch.object(torch.UntypedStorage, "resize_", resized):
             yield
 
-    def _gone(self, reference: Any) -> None:
+    def _gone(self, reference: StorageReference) -> None:
         self._change(reference, -self._sizes.pop(reference, 0.0))
         self._numbers.pop(reference, None)
         self._makers.pop(reference, None)
@@ -166,7 +176,7 @@ class CapturedOp(NamedTuple):
     module: str = ""  # path of the one that asked for it, where modules are followed
 
 
-def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
+def recorder(torch: ModuleType, backend: str = "gpu", again: bool = False) -> Any:
     """A mode that keeps every op below autograd; its `ops` and `tally`.
 
     `backend`: what it runs on: optimizers choose their ops by it. `again`: also what calls each op
@@ -189,9 +199,10 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             self.making = False  # states of an optimizer, which a program makes only once
             self.once = False  # whether this step does what only a first one does
             self.beside = False  # whether the host does something else, which is not seen
-            self.held: list[Any] = []  # parameters whose gradients a next step may begin with
-            self.awaited: list[Any] = []  # those of the step before
-            self.hooks: list[Any] = []
+            # parameters whose gradients a next step may begin with
+            self.held: list[TorchTensor] = []
+            self.awaited: list[TorchTensor] = []  # those of the step before
+            self.hooks: list[RemovableHandle] = []
             self.notes: list[str] = []
             self.modules: ModulePaths | None = None
 
@@ -225,7 +236,9 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             self.held = [one for one in self.held if one.grad is not None]
             return self.once or bool(self.held)
 
-        def _begin_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        def _begin_update(
+            self, optimizer: Optimizer, args: Sequence[Any], kwargs: dict[str, Any]
+        ) -> None:
             if self.making:
                 return
             if isinstance(optimizer, torch.optim.LBFGS):
@@ -245,7 +258,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             self.updating += 1
             self.updated += len(given)
 
-        def _make_states(self, optimizer: Any, closure: Any) -> None:
+        def _make_states(self, optimizer: Optimizer, closure: object) -> None:
             """By an update that does not count: from a second step on they are there, and alive
             from its beginning.
             """
@@ -265,11 +278,15 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
             self.tally.peak_bytes = peak_bytes + self.tally.alive_bytes - alive_bytes
             self.tally.as_from_the_start(changes)
 
-        def _end_update(self, *_: Any) -> None:
+        def _end_update(self, *_: object) -> None:
             self.updating -= not self.making
 
         def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            self,
+            func: OpOverload,
+            types: Sequence[type],
+            args: Sequence[Any] = (),
+            kwargs: dict[str, Any] | None = None,
         ) -> Any:
             if func is asked_device and type(args[0]) is FakeTensor:
                 return args[0].device
@@ -329,7 +346,7 @@ def recorder(torch: Any, backend: str = "gpu", again: bool = False) -> Any:
 
 
 @functools.cache
-def _is_composite(torch: Any, func: Any) -> bool:
+def _is_composite(torch: ModuleType, func: OpOverload) -> bool:
     """Whether PyTorch knows an op by its parts alone: autograd takes it apart before it is seen,
     but for `inference_mode`, which skips autograd and hands it over whole.
     """
@@ -338,11 +355,11 @@ def _is_composite(torch: Any, func: Any) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _by_parts(torch)))
 
 
-def _by_parts(torch: Any) -> Any:
+def _by_parts(torch: ModuleType) -> Any:
     return torch._C.DispatchKey.CompositeImplicitAutograd
 
 
-def _as_on_gpus(optimizer: Any) -> None:
+def _as_on_gpus(optimizer: Optimizer) -> None:
     """Updates lists of parameters at a time where PyTorch does so by default; counts of steps stay
     on the host, where a captured CUDA graph needs them on the device.
     """
@@ -353,7 +370,7 @@ def _as_on_gpus(optimizer: Any) -> None:
             group["capturable"] = False
 
 
-def _ranks(kind: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+def _ranks(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """Of a message's group: one of the op's arguments, the group or its name."""
     if "c10d" not in kind:
         return ()
@@ -371,8 +388,9 @@ def _ranks(kind: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def torch_call(
-    torch: Any, tally: StorageTally, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any
-) -> TorchCall:
+    torch: ModuleType, tally: StorageTally, func: OpOverload, args: Sequence[Any],
+    kwargs: Mapping[str, Any], result: Any,
+) -> TorchCall:  # fmt: skip
     """A call with its arguments in the order of the op's schema, defaults for what is left out."""
     given = [
         args[at] if at < len(args) else kwargs.get(one.name, one.default_value)
@@ -387,7 +405,7 @@ def torch_call(
     )  # fmt: skip
 
 
-def _argument(torch: Any, tally: StorageTally, value: Any) -> Argument:
+def _argument(torch: ModuleType, tally: StorageTally, value: Any) -> Argument:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             raise InputError(

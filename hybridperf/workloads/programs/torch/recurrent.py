@@ -14,10 +14,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from hybridperf.workloads.programs.torch.on_gpu import own_ops
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._library.custom_ops import CustomOpDef
+
+    Tensors = tuple[Tensor, ...]
 
 _KINDS = ("gru", "rnn_tanh", "rnn_relu", "lstm")
 _CELL_SCHEMAS = {
@@ -58,15 +64,19 @@ def fused_layers() -> Iterator[None]:
         yield
 
 
-def _gru_cell(x: Any, h: Any, into: Any, own: Any, *biases: Any) -> Any:
+def _gru_cell(x: Tensor, h: Tensor, into: Tensor, own: Tensor, *biases: Tensor) -> Tensor:
     return _gated(x, h, h, into, own, *biases)[0]
 
 
-def _lstm_cell(x: Any, states: Any, into: Any, own: Any, *biases: Any) -> Any:
+def _lstm_cell(
+    x: Tensor, states: tuple[Tensor, Tensor], into: Tensor, own: Tensor, *biases: Tensor
+) -> Tensors:
     return tuple(_gated(x, *states, into, own, *biases)[:2])
 
 
-def _gated(x: Any, h: Any, state: Any, into: Any, own: Any, *biases: Any) -> Any:
+def _gated(
+    x: Tensor, h: Tensor, state: Tensor, into: Tensor, own: Tensor, *biases: Tensor
+) -> Tensors:
     """(the state that others see, the cell's own, what its gradient needs)."""
     import torch
 
@@ -78,7 +88,7 @@ def _fused(kind: str, apart: Callable) -> Callable:
     """`torch._VF.gru` and the like: (all tokens, the last states)."""
     import torch
 
-    def run(x: Any, states: Any, weights: Any, *options: Any) -> Any:
+    def run(x: Tensor, states: Any, weights: Any, *options: Any) -> Any:
         with_biases = options[0] if options else None
         each = 4 if with_biases is True else 2
         dtype = x.dtype
@@ -119,14 +129,14 @@ def _fused(kind: str, apart: Callable) -> Callable:
 
 
 @functools.cache
-def _layer() -> Any:
+def _layer() -> CustomOpDef:
     """The op with its gradient, known to PyTorch once."""
     import torch
 
     forward, backward = own_ops(_SCHEMAS)
 
     @forward.register_fake
-    def _(x: Any, into: Any, own: Any, h: Any, *_: Any) -> Any:
+    def _(x: Tensor, into: Tensor, own: Tensor, h: Tensor, *_: object) -> Tensors:
         out = x.new_empty((*x.shape[:2], own.shape[1]))
         return out, torch.empty_like(h), torch.empty_like(h), x.new_empty(*x.shape[:2], len(own))
 
@@ -135,28 +145,30 @@ def _layer() -> Any:
 
 
 @functools.cache
-def _cell() -> Any:
+def _cell() -> CustomOpDef:
     """The same of one token."""
     import torch
 
     forward, backward = own_ops(_CELL_SCHEMAS)
 
     @forward.register_fake
-    def _(gates: Any, own_gates: Any, state: Any, *_: Any) -> Any:
+    def _(gates: Tensor, own_gates: Tensor, state: Tensor, *_: object) -> Tensors:
         return torch.empty_like(state), torch.empty_like(state), torch.empty_like(gates)
 
     _differentiable(forward, backward, inputs=5, kept=(2,))
     return forward
 
 
-def _differentiable(forward: Any, backward: Any, inputs: int, kept: tuple[int, ...]) -> None:
+def _differentiable(
+    forward: CustomOpDef, backward: CustomOpDef, inputs: int, kept: tuple[int, ...]
+) -> None:
     """Gradients of an op's inputs by another, which takes these, some results (`kept`), and as many
     of the results' gradients as its arguments ask for.
     """
     import torch
 
     @backward.register_fake
-    def _(*given: Any) -> Any:
+    def _(*given: Tensor) -> Tensors:
         return tuple(
             given[0].new_empty(0) if one is None else torch.empty_like(one)
             for one in given[:inputs]
@@ -168,7 +180,7 @@ def _differentiable(forward: Any, backward: Any, inputs: int, kept: tuple[int, .
         ctx.set_materialize_grads(False)  # of what nobody reads
         ctx.save_for_backward(*inputs, *(output[at] for at in kept))
 
-    def gradients(ctx: Any, *given: Any) -> Any:
+    def gradients(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         made = backward(*saved, *given[:asked])
         return tuple(

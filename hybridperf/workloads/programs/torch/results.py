@@ -14,6 +14,7 @@ of it than their sizes need.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 _SPACES = ("aten", "hybridperf")  # of ops whose results follow from shapes
@@ -56,7 +57,7 @@ def _of_place(args: Sequence[Any], kwargs: Mapping[str, Any], at: int) -> tuple[
 class Results:
     """Of the ops that run in one mode of tensors without memory."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: ModuleType) -> None:
         from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 
         self._torch, self._fake, self._in_kernel = torch, FakeTensor, in_kernel_invocation_manager

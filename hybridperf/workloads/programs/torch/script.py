@@ -18,7 +18,7 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -107,13 +107,13 @@ class _Steps:
         notes = (*self.found.notes, f"the script ended by {why}")
         self.found = dataclasses.replace(self.found, notes=notes)
 
-    def model_runs(self, *_: Any) -> None:
+    def model_runs(self, *_: object) -> None:
         """What came before a model first ran belongs to no step."""
         if not self._runs:
             self._runs = True
             self._block.restart()
 
-    def updated(self, optimizer: Any, *_: Any) -> None:
+    def updated(self, optimizer: Any, *_: object) -> None:
         """An update is over: a step is, where its first optimizer made it."""
         if self._block.making or optimizer is not (self._first or optimizer):
             return
@@ -142,12 +142,12 @@ def _as_started(path: Path, arguments: Sequence[str], ranks: int) -> Iterator[No
         yield
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _nothing(*_: object, **__: object) -> None:
     """In place of what is done to a GPU, or to processes."""
 
 
 @contextlib.contextmanager
-def _gpu_there(torch: Any, block: Block, device: DeviceSpec) -> Iterator[None]:
+def _gpu_there(torch: ModuleType, block: Block, device: DeviceSpec) -> Iterator[None]:
     """What a script asks of CUDA before it trains. Loaders read in this process, beside the GPU,
     which has their batches and not what they read.
     """
@@ -194,18 +194,18 @@ def _gpu_there(torch: Any, block: Block, device: DeviceSpec) -> Iterator[None]:
         yield
 
 
-def _read_of(torch: Any, dataset: Any) -> list[Any]:
+def _read_of(torch: ModuleType, dataset: Any) -> list[Any]:
     """What a dataset holds, those that it is made of included; a list is one, too."""
     found = torch.utils._pytree.tree_leaves([dataset, *getattr(dataset, "__dict__", {}).values()])
     inner = [one for one in found if isinstance(one, torch.utils.data.Dataset)]
     return found + [each for one in inner if one is not dataset for each in _read_of(torch, one)]
 
 
-def _answered(value: Any, *_: Any, **__: Any) -> Any:
+def _answered(value: Any, *_: object, **__: object) -> Any:
     return value
 
 
-def _numbers(torch: Any, steps: _Steps) -> Any:
+def _numbers(torch: ModuleType, steps: _Steps) -> Any:
     """A mode in which numbers of tensors without memory are read as 1, flags as False."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
     from torch.overrides import TorchFunctionMode
