@@ -620,7 +620,7 @@ def _calibrate(out, *more, limit_kib=None):
 def test_calibrate_killed_in_the_middle_resumes(tmp_path):
     store = tmp_path / "ops.jsonl"
     process = _calibrate(tmp_path, *FEWER)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and (not store.exists() or store.read_text().count("\n") < 8):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
@@ -629,7 +629,7 @@ def test_calibrate_killed_in_the_middle_resumes(tmp_path):
     assert len(kept) >= 8
 
     process = _calibrate(tmp_path, *FEWER)
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "softmax" in out
     assert "not read" not in out
@@ -669,7 +669,7 @@ def test_calibrate_says_what_is_wrong(tmp_path, capfd):
 
 def test_calibrate_on_a_full_disk_keeps_its_rows(tmp_path):
     process = _calibrate(tmp_path, limit_kib=6)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     assert "Traceback" not in err
     assert (

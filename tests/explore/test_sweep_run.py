@@ -247,7 +247,7 @@ def kill_at_random_moments(tmp_path, kills, seed):
         before = len(list(tmp_path.glob("killed.parquet.parts/part-*")))
         # kill while the process starts, in the middle of parts, or near the end
         wanted = before + rng.integers(0, 60)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while (
             process.poll() is None
             and len(list(tmp_path.glob("killed.parquet.parts/part-*"))) < wanted

@@ -26,7 +26,7 @@ def test_a_fork_of_a_process_that_computed_is_refused_with_the_reason(how: str, 
     answers = context.Queue()
     process = context.Process(target=_says, args=(answers,))
     process.start()
-    assert said in answers.get(timeout=60)
+    assert said in answers.get(timeout=300)
     process.join()
 
 

@@ -27,7 +27,7 @@ from support.served_page import (
 from hybridperf.cli.ask import ask
 from hybridperf.traces.perfetto import write_traces
 
-_PATIENCE_S = 120.0
+_PATIENCE_S = 300.0
 _SETTLED = (
     "[...document.querySelectorAll('[data-asked]')].length > 0 &&"
     " [...document.querySelectorAll('[data-asked]')]"

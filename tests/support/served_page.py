@@ -51,7 +51,7 @@ def served() -> Iterator[Served]:
         yield Served(words[2], process)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(300)
         if process.stdout is not None:
             process.stdout.close()
 
