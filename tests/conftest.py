@@ -13,9 +13,11 @@ from hybridperf.cli.common import cache_folder
 # files that take a minute or more come first, the longest before others, so that none is left alone
 # at the end; see Makefile
 LONGEST = (
-    "test_notebooks.py", "test_one_price.py", "test_pricing.py", "test_cli.py", "test_search.py",
-    "test_price.py", "test_gradients.py", "test_knob_functions.py", "test_engine_load.py",
-    "test_calibration_engine.py", "test_serving_defaults.py", "test_trace_summary.py",
+    "test_one_price.py", "test_notebooks.py", "test_docs.py", "test_step_function.py",
+    "test_pricing.py", "test_sharding.py", "test_cli.py", "test_gradients.py",
+    "test_measurement_plan.py", "test_random_laws.py", "test_transformer_step.py", "test_price.py",
+    "test_embedding_bag.py", "test_torch_published.py", "test_workload_plan.py",
+    "test_new_user.py", "test_project.py", "test_engine_load.py",
 )  # fmt: skip
 
 
