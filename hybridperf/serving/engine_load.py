@@ -70,6 +70,14 @@ class FirstTokens(NamedTuple):
     burst: Array = 0.0  # share of requests that all clients send at once when they begin
 
 
+def stages_in_turn(stages: Array, prompt: Array, piece: Array) -> Array:
+    """Shares of a pipeline's step that a prompt takes: it is in one stage after the other, and
+    others fill the rest, or the pieces of its own, of so many tokens, that follow.
+    """
+    pieces = 1.0 + floor((1.0 - 1e-9) * prompt / piece)  # of 512 tokens one, of 513 two
+    return 1.0 + (stages - 1.0) / pieces
+
+
 class Apart(NamedTuple):
     """Engines that compute prompts for others."""
 

@@ -35,7 +35,7 @@ from hybridperf.serving.admission import NO_LIMIT
 from hybridperf.serving.batching import Engine
 from hybridperf.serving.deployment_latency import LARGEST_CHUNK, Question
 from hybridperf.serving.deployments import engines
-from hybridperf.serving.engine_load import FirstTokens, under_load
+from hybridperf.serving.engine_load import FirstTokens, stages_in_turn, under_load
 from hybridperf.serving.machines import known_names
 from hybridperf.serving.rows import ADMISSION, admission_by
 from hybridperf.workloads.serving import Deployment, prompt_launches, steps_as_rows
@@ -119,7 +119,7 @@ def serving_function(
         InputError: when the machine cannot price the steps, or no request is there.
     """
     if slots is None:
-        device, of = model.device, serving_memory(deployment)
+        device, of = model.device, serving_memory(deployment).with_steps_of(chunk)
         if not device.memory_bytes:
             raise InputError(f"expected slots: the memory of {device.id} is not known; give them")
         reserved = serving_framework(deployment.framework).reserved
@@ -142,6 +142,7 @@ def serving_function(
             raise unknown("setting of admission", name, ADMISSION, known)
     whole = admission_by({**(admission or {}), "max_num_batched_tokens": 1.0}, deployment)
     steps = _Steps.of(model, deployment, all_reduce)
+    piece = serving_framework(deployment.framework).piece_of_prompt
 
     def results(times: StepTimes, knobs: Knobs) -> dict[str, Array]:
         load, effects = knobs["load"], steps.effects(knobs)
@@ -151,7 +152,8 @@ def serving_function(
             kv_tokens=NO_LIMIT,  # slots are what fits
             drafted=deployment.drafted, acceptance=deployment.acceptance, admission=taken,
         )  # fmt: skip
-        added = FirstTokens(effects.prefill, effects.waited_steps, effects.first_token_s)
+        stages = stages_in_turn(float(deployment.pp), load["prompt"], piece)
+        added = FirstTokens(effects.prefill * stages, effects.waited_steps, effects.first_token_s)
         found = under_load(
             engine, load["clients"], load["prompt"], load["output"], load["cached"], added
         )

@@ -19,7 +19,7 @@ from hybridperf.model.serving_effects import NAMES, ServingEffects
 from hybridperf.ops.frameworks import serving_framework
 from hybridperf.serving.admission import Admission
 from hybridperf.serving.batching import Engine
-from hybridperf.serving.engine_load import Apart, FirstTokens, Load, under_load
+from hybridperf.serving.engine_load import Apart, FirstTokens, Load, stages_in_turn, under_load
 from hybridperf.workloads.serving import Deployment
 
 
@@ -132,11 +132,10 @@ class Loads:
         engine = self.engines.at(
             self.decode, effects, slots=self.slots, budget=self.chunk, admission=self.admission
         )
-        # a prompt is in one stage after the other, each its share of a step: others fill the rest,
-        # or the pieces of its own that follow
         prefills = self.first if apart else self.decode
-        pieces = np.ceil(self.prompt / self.engines.piece[prefills]).clip(1.0)
-        stages = 1.0 + (self.engines.stages[prefills] - 1.0) / pieces
+        stages = stages_in_turn(
+            self.engines.stages[prefills], self.prompt, self.engines.piece[prefills]
+        )
         added = FirstTokens(
             effects.prefill * stages, effects.waited_steps, effects.first_token_s,
             effects.burst * self.at_once,

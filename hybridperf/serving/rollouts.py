@@ -23,7 +23,7 @@ from hybridperf.serving.machines import Machine
 from hybridperf.serving.requests import arriving
 from hybridperf.serving.rows import understood
 from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
-from hybridperf.workloads.serving.deployment import WORKSPACE_BYTES, serving_memory
+from hybridperf.workloads.serving.deployment import serving_memory
 
 _MOST_MEMORY = 0.92  # share of a GPU's memory that an engine takes where it has no room with less
 
@@ -78,7 +78,7 @@ def rollouts(
         times, host_s=times.host_s + step_s, sequence_s=times.sequence_s + token_s
     )
     memory, longest = serving_memory(made), float(prompt + np.max(lengths))
-    fixed = (memory.weights + WORKSPACE_BYTES) / engine.memory_bytes
+    fixed = (memory.weights + memory.workspace) / engine.memory_bytes
     needed = fixed + (longest + 32.0) * memory.token / engine.memory_bytes
     share = max(memory_share, min(needed, _MOST_MEMORY))
     if needed > share:

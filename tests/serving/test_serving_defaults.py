@@ -12,6 +12,8 @@ from hybridperf.hardware import device_names, system_names
 from hybridperf.io import InputError
 from hybridperf.serving.machines import machine_of
 from hybridperf.serving.table import predict_serving
+from hybridperf.workloads.serving import Deployment
+from hybridperf.workloads.transformer import load_shape
 
 MODELS = (
     "meta-llama/Llama-3.1-8B-Instruct", "llama3-70b", "nvidia/Llama-3.1-8B-Instruct-FP8",
@@ -231,3 +233,17 @@ def test_every_expert_is_in_a_graph_of_static_shapes() -> None:
     wide = tpot_of(**row, model_path="unsloth/gpt-oss-20b-BF16", backend="optimum-habana")
     all_of_them = 24 * 32 * 3 * 2880**2 * 2 / 3.7e12  # of 16 bits, over its bandwidth
     assert wide > all_of_them
+
+
+def test_a_pipeline_is_the_same_by_row_and_by_function() -> None:
+    """In its first tokens, too: a prompt passes one stage after the other."""
+    row = {"model_path": "meta-llama/Meta-Llama-3-8B", "system": "h100_sxm", "precision": "bf16",
+           "kv_dtype": "bf16", "backend": "vllm", "pp_size": 2, "isl": 1024, "osl": 128,
+           "concurrency": 8}  # fmt: skip
+    told = predict_serving(pd.DataFrame([row])).frame.iloc[0]
+    engine = Deployment(load_shape("llama3-8b"), framework="vllm", pp=2)
+    model = hp.load_model("h100_sxm").with_collectives(hp.load_collectives("dgx_h100"))
+    point = hp.serving_function(model, engine, clients=8, prompt=1024, output=128)
+    found = point(point.knobs)
+    for name in ("ttft_s", "tpot_s"):
+        assert float(found[name]) == pytest.approx(told[f"predicted_{name}"], rel=1e-5), name

@@ -33,7 +33,7 @@ class Release(Spec):
 
 class SharedCache(Spec):
     """Layouts of heads whose shared cache decoding read once before some release; in others each
-    head read it anew.
+    head read it again.
     """
 
     before: str  # the first release that reads any of them once

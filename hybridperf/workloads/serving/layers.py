@@ -144,11 +144,15 @@ class ServedCalls:
                 yield Kernel(call, kind.count)
         yield Kernel(self._head(1.0))
 
+    @property
+    def _takes_all_experts(self) -> bool:
+        return self.shape.name.startswith(self.habits.takes_all_experts)
+
     def kernels_of_experts(self) -> float:
         """That a step's graph holds beside the calls of `products`: some of each expert on a GPU,
         whether a token takes it or not.
         """
-        if self.shape.name.startswith(self.habits.takes_all_experts):
+        if self._takes_all_experts:
             return 0.0
         each = self.habits.kernels_an_expert / self.served.expert_ep
         return each * sum(kind.count * kind.experts for kind in self.shape.layer_kinds)
@@ -253,8 +257,7 @@ class ServedCalls:
         if h != hidden:
             yield from self.gemm(routed, h, hidden, self.served.quant)
         quant = served.of_experts()
-        all_of_them = self.shape.name.startswith(self.habits.takes_all_experts)
-        chosen = kind.experts if all_of_them else kind.topk
+        chosen = kind.experts if self._takes_all_experts else kind.topk
         routed_to = everyone, float(chosen), float(kind.experts), float(served.expert_ep)
         if spread and served.expert_ep >= self.habits.balances_from:
             routed_to = own_experts(*routed_to)
