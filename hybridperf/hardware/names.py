@@ -33,7 +33,7 @@ _PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3, "u": 1e-6, "n":
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "intel"})
 # a part of a device, or another sold under its name: "RTX 4090 Laptop GPU", "RTX 4090 D", "RTX PRO
 # 6000 Blackwell Max-Q", "M2 Max"
-_OTHER_DEVICE = frozenset({"mig", "laptop", "mobile", "d", "max", "ultra"})
+_OTHER_DEVICE = frozenset({"mig", "laptop", "mobile", "d", "v2", "max", "ultra"})
 
 
 def device_names() -> list[str]:
@@ -132,12 +132,19 @@ def device_id(name: str | os.PathLike) -> str | None:
 
 @functools.lru_cache(4096)
 def _known_id(text: str, which: str) -> str | None:
-    presets, called = _presets(which), plain(text)
-    if text in presets:
-        return text
-    return _aliases()[which].get(called) or next(
-        (name for name in presets if plain(name) == called), None
-    )
+    return text if text in _presets(which) else _bare_names(which).get(_bare(text))
+
+
+def _bare(name: str) -> str:
+    """A name without what is between its words: "RTX 3060" and "rtx3060" are one."""
+    return plain(name).replace("_", "")
+
+
+@functools.cache
+def _bare_names(which: str) -> dict[str, str]:
+    """Names by what people may type."""
+    presets = {_bare(name): name for name in _presets(which)}
+    return presets | {_bare(alias): name for alias, name in _aliases()[which].items()}
 
 
 def _load(name: str | os.PathLike, which: str, spec: type) -> Any:

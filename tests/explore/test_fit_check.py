@@ -17,6 +17,7 @@ from hybridperf.io import InputError
 NEW = (  # of 2022 to 2026, which nobody measured here
     "rtx_5070_laptop", "rtx_pro_6000_workstation", "rx_7900_xtx", "radeon_8060s", "rx_9070_xt",
     "arc_b580", "jetson_thor", "apple_m4_pro", "tpu_v7", "trainium3", "rubin", "mi455x",
+    "rubin_cpx", "b300a", "apple_m5_max", "xeon_6980p", "epyc_9755",
 )  # fmt: skip
 CONFIG = {
     "model_type": "llama", "hidden_size": 2048, "num_attention_heads": 32,

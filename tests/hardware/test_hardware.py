@@ -316,15 +316,19 @@ def test_this_cpu_is_sane() -> None:
         ("AMD Radeon RX 7900 XTX", "rx_7900_xtx"),
         ("Apple M4 Max", "apple_m4_max"),
         ("Apple M4 Pro", "apple_m4_pro"),
+        ("Apple M2 Max", "apple_m2_max"),
+        ("NVIDIA GeForce RTX 4090 D", "rtx_4090_d"),
+        ("NVIDIA GeForce RTX 4050 Laptop GPU", "rtx_4050_laptop"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "rtx_pro_6000_max_q"),
         # names that only look like those of devices that we know
         ("Tesla P40", ""),
         ("NVIDIA T4000", ""),
         ("AMD Instinct MI250X", ""),
         ("NVIDIA H100 CNX", ""),
-        ("NVIDIA GeForce RTX 4090 D", ""),
-        ("NVIDIA GeForce RTX 4050 Laptop GPU", ""),
-        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", ""),
-        ("Apple M2 Max", ""),
+        ("NVIDIA GeForce RTX 5090 D v2", ""),
+        ("NVIDIA GeForce RTX 2080 Ti Laptop GPU", ""),
+        ("NVIDIA RTX A5000 Max-Q", ""),
+        ("Apple M6 Max", ""),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", ""),
         ("", ""),
     ],
@@ -335,14 +339,17 @@ def test_a_device_is_known_by_what_its_driver_calls_it(driver, device):
 
 @pytest.mark.parametrize(
     ("said", "name"),
-    [("H100_SXM", "h100_sxm"), ("a100-sxm4-80g", "a100_sxm4_80g"), ("A100", "a100_sxm4_80g")],
+    [
+        ("H100_SXM", "h100_sxm"), ("a100-sxm4-80g", "a100_sxm4_80g"), ("A100", "a100_sxm4_80g"),
+        ("RTX3060", "rtx_3060"), ("M3 Ultra", "apple_m3_ultra"), ("VR200", "rubin"),
+    ],  # fmt: skip
 )
 def test_a_device_in_other_letters_is_the_same(said, name):
     assert load_device(said).id == name
 
 
 def test_a_system_in_other_letters_is_the_same():
-    assert load_system("AIC-H100-SXM").id == "aic_h100_sxm"
+    assert load_system("AIC-H100-SXM").id == load_system("DGXH100").id == "aic_h100_sxm"
     assert load_system("XXRJUN_example_cluster00").id == "xxrjun_example-cluster00"
 
 
@@ -351,10 +358,10 @@ def test_a_system_in_other_letters_is_the_same():
     [
         (("show", "h10"), "h100"),
         (("show", "a100_smx4"), "a100_sxm"),
-        (("show", "DGXH100"), "dgx_h100"),
-        (("predict", "--jax", "x:y", "--model", "A100SXM"), "a100_sxm"),
-        (("steps", "ROWS", "--device", "h100sxm", "--out", "o.csv"), "h100_sxm"),
-        (("steps", "ROWS", "--system", "dgxh100", "--out", "o.csv"), "dgx_h100"),
+        (("show", "DGXH10"), "dgx_h100"),
+        (("predict", "--jax", "x:y", "--model", "A100SMX"), "a100_sxm"),
+        (("steps", "ROWS", "--device", "h100_sx", "--out", "o.csv"), "h100_sxm"),
+        (("steps", "ROWS", "--system", "dgxh10", "--out", "o.csv"), "dgx_h100"),
         (
             (
                 "plan",
@@ -375,7 +382,7 @@ def test_a_system_in_other_letters_is_the_same():
                 "--shape",
                 "gpt3-175b",
                 "--system",
-                "dgxh100",
+                "dgxh10",
                 "--gpus",
                 "8",
                 "--out",
@@ -398,7 +405,7 @@ def test_a_system_in_other_letters_is_the_same():
             ),
             "dgx_a100",
         ),
-        (("shard", "TABLES", "--gpus", "2", "--batch", "64", "--model", "a100sxm"), "a100_sxm"),
+        (("shard", "TABLES", "--gpus", "2", "--batch", "64", "--model", "a100smx"), "a100_sxm"),
     ],
 )
 def test_unknown_names_get_the_nearest_that_people_use(refused, tmp_path, words, nearest):
@@ -429,7 +436,7 @@ def test_an_architecture_says_what_code_asks_of_a_device() -> None:
     """A name says nothing: Intel's B60 begins as NVIDIA's B200 does."""
     devices = [load_device(name) for name in device_names()]
     with_memory = {one.id for one in devices if one.tensor_memory}
-    assert with_memory == {"b200_sxm", "b300_sxm", "gb200", "gb300"}
+    assert with_memory == {"b200_sxm", "b300_sxm", "b300a", "gb200", "gb300"}
     capability = {one.id: one.compute_capability for one in devices}
     assert capability["h100_sxm"] == (9, 0)
     assert capability["rtx_5090"] == (12, 0)

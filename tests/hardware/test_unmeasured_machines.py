@@ -171,7 +171,8 @@ def test_peaks_and_bandwidths_follow_the_generations():
             assert peaks["fp8"] in (
                 pytest.approx(2 * peaks["bf16"], rel=0.03), peaks["bf16"]
             ), name  # fmt: skip
-        if "fp16" in peaks and "bf16" in peaks and name != "mi100":
+        # an EPYC multiplies in bf16 alone, and in fp16 after conversion to fp32
+        if "fp16" in peaks and "bf16" in peaks and name not in ("mi100", "epyc_9755"):
             assert peaks["fp16"] == peaks["bf16"], name
     fp4 = [load_device(name).peak("fp4", "matrix") for name in ("b200_sxm", "b300_sxm", "gb300")]
     assert fp4 == sorted(fp4)
