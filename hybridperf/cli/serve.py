@@ -174,9 +174,7 @@ def of_shape(
     machine = machine_of(system, device)
     known = names.known_framework(framework, notes)
     model, sizes = machine.load(), load_shape(names.named_model(shape)[0])
-    schemes = names.schemes_of(
-        shape, names_in(precision) or precisions(model), machine, known, bool(sizes.experts)
-    )
+    schemes = names.schemes_of(shape, names_in(precision) or precisions(model), machine)
     common.compilation_cache()
     asked = Question(
         sizes, model, gpus, isl, osl, known, limits.get("ttft", float("inf")),

@@ -52,7 +52,8 @@ class Question:
     def effects(self, apart: bool = False) -> ServingEffects:
         """Of the framework, by measured rows where there are any."""
         if self.fit is None:
-            return believed(self.framework, apart, host=self.model.host)
+            model = self.model
+            return believed(self.framework, apart, host=model.host, device=model.device)
         logs = logs_of(self.fit.of([self.row(Deployment(self.shape), apart=apart)]))
         return effects_of(logs[:, 0])
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,15 @@ def engines(asked: Question) -> Iterator[Deployment]:
                 cached_share=asked.cached_share, drafted=asked.drafted,
                 acceptance=asked.acceptance,
             )  # fmt: skip
+
+
+def engine_of(asked: Question, row: Mapping[str, Any]) -> Deployment:
+    """The engine of a row of `deployments(asked)`, the one that decodes of engines apart."""
+    names = ("tp", "pp", "attention_dp", "expert_ep", "quant", "kv_dtype")
+    return next(
+        one for one in engines(asked) if all(getattr(one, name) == row[name] for name in names)
+        and one.of_experts() == row["expert_quant"]
+    )  # fmt: skip
 
 
 def precisions(model: PerfModel) -> list[str]:

@@ -34,7 +34,7 @@ from hybridperf.ops.frameworks import serving_framework, serving_frameworks
 from hybridperf.serving.admission import NO_LIMIT
 from hybridperf.serving.batching import Engine
 from hybridperf.serving.deployment_latency import LARGEST_CHUNK, Question
-from hybridperf.serving.deployments import engines
+from hybridperf.serving.deployments import engine_of
 from hybridperf.serving.engine_load import FirstTokens, stages_in_turn, under_load
 from hybridperf.serving.machines import known_names
 from hybridperf.serving.rows import ADMISSION, admission_by
@@ -44,7 +44,6 @@ from hybridperf.workloads.serving.deployment import serving_memory
 if TYPE_CHECKING:
     import pandas
 
-_LAYOUT = ("tp", "pp", "attention_dp", "expert_ep", "quant", "kv_dtype")
 _NONE = 1e-3  # of a sequence or token: zero comes as a billionth of today's number
 _OF_STEP = ("kernels", "gap_s", "step_s", "sequence_s", "launch_s")  # effects that a step has
 
@@ -140,7 +139,7 @@ def serving_function(
         if name not in ADMISSION:
             known = f"known are {', '.join(ADMISSION)}"
             raise unknown("setting of admission", name, ADMISSION, known)
-    whole = admission_by({**(admission or {}), "max_num_batched_tokens": 1.0}, deployment)
+    whole = admission_by(admission or {}, deployment, 1.0)  # shares of a step's tokens
     steps = _Steps.of(model, deployment, all_reduce)
     piece = serving_framework(deployment.framework).piece_of_prompt
 
@@ -188,10 +187,7 @@ def deployment_elasticities(
         raise InputError("expected a deployment whose engines do all, got none of them")
     place = int(whole[0])
     row = found.loc[place]
-    engine = next(
-        one for one in engines(asked) if all(getattr(one, name) == row[name] for name in _LAYOUT)
-        and one.of_experts() == row["expert_quant"]
-    )  # fmt: skip
+    engine = engine_of(asked, row)
     point = serving_function(
         asked.model, engine, clients=row["sequences"], prompt=asked.prompt, output=asked.output,
         slots=row["sequences"], chunk=row["chunk"], all_reduce=asked.all_reduce,
@@ -223,7 +219,7 @@ class _Steps:
             raise unknown("library of all_reduce", all_reduce, libraries, words)
         rows, tables = steps_as_rows(model, deployment, all_reduce)
         eager = deployment.launches == "eager"
-        known = believed(deployment.framework, eager=eager, host=model.host)
+        known = believed(deployment.framework, eager=eager, host=model.host, device=model.device)
         launches = prompt_launches(deployment, model.device)
         return _Steps(deployment, PreparedStep.of(model, rows), tables, launches, known)
 

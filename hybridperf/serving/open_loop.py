@@ -20,9 +20,10 @@ from hybridperf.io import InputError
 from hybridperf.model.serving_effects import ServingEffects
 from hybridperf.serving.batching import Engine, Link, serve
 from hybridperf.serving.deployment_latency import Question
+from hybridperf.serving.deployments import engine_of
 from hybridperf.serving.launch_lines import prefill_row
 from hybridperf.serving.requests import Requests, Served, arriving
-from hybridperf.workloads.serving import Deployment, prompt_launches, step_times
+from hybridperf.workloads.serving import prompt_launches, step_times
 from hybridperf.workloads.serving.deployment import serving_memory
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -60,7 +61,7 @@ def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -
     system = asked.model.collectives.system if asked.model.collectives else None
     link = None
     if system is not None:
-        token = serving_memory(_deployment(asked, first)).token
+        token = serving_memory(engine_of(asked, first)).token
         link = Link(token, system.link_bytes_per_s(asked.gpus), system.latency_s)
     of_prompts = [_engine(asked, first, only_prompts=True)] * prompts
     return _as_sent(serve(requests, [engine] * ranks, of_prompts, link), engine, effects)
@@ -82,22 +83,9 @@ def _as_sent(served: Served, engine: Engine, effects: ServingEffects) -> Served:
     )
 
 
-def _deployment(asked: Question, row: Mapping[str, Any]) -> Deployment:
-    kept = ("quant", "expert_quant", "kv_dtype")
-    scheme = next(
-        one for one in asked.schemes
-        if all(str(one.get(name) or row[name]) == row[name] for name in kept)
-    )  # fmt: skip
-    return Deployment(
-        asked.shape, int(row["tp"]), int(row["pp"]), int(row["attention_dp"]),
-        int(row["expert_ep"]), **scheme, framework=asked.framework, drafted=asked.drafted,
-        acceptance=asked.acceptance, cached_share=asked.cached_share,
-    )  # fmt: skip
-
-
 def _engine(asked: Question, row: Mapping[str, Any], *, only_prompts: bool = False) -> Engine:
     """One attention rank of an engine, its slots and the cache that memory leaves it."""
-    made, apart = _deployment(asked, row), row["mode"] != "aggregated"
+    made, apart = engine_of(asked, row), row["mode"] != "aggregated"
     effects = asked.effects(apart)
     if asked.fit is not None and not only_prompts:  # what measured rows like this keep of their own
         one = asked.row(made, apart=apart, held=row["sequences"], workers=row["replicas"])

@@ -68,8 +68,9 @@ def rollouts(
     tp, pp, ep = ranks
     machine, made = engine.machine, dataclasses.replace(engine.engine, tp=tp, pp=pp, expert_ep=ep)
     effects = believed(
-        engine.framework, eager=engine.eager, host=machine.load().host, release=engine.release
-    )
+        engine.framework, eager=engine.eager, host=machine.load().host, release=engine.release,
+        device=machine.spec,
+    )  # fmt: skip
     launches = prompt_launches(made, machine.spec)
     times = _steps(machine, made).as_run(
         effects, launches, float(engine.eager), made.tokens_per_pass

@@ -238,7 +238,7 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
     shape = load_shape(shape_name)
     common: dict[str, Any] = {
         "shape": shape, "framework": framework,
-        **_schemes(values, name, habits, machine, framework, bool(shape.experts), notes),
+        **_schemes(values, name, habits, machine, notes),
         "lora_rank": _count(values, "lora_rank"),
         "two_batches": _word(values, "two_batches") == YES,
         "moe_backend": str(values.get("moe_backend", "")).lower(),
@@ -298,13 +298,12 @@ def _row(values: Mapping[str, Any]) -> ServedRow:
             engine, cached_share=_number(values, "cached_share"),
             launches="eager" if _word(values, "enforce_eager") == YES else "graph",
         )  # fmt: skip
-    chunk = _usual_chunk(values, framework, notes)
+    chunk = float(_count(values, "max_num_batched_tokens", _usual_chunk(values, framework, notes)))
     found |= {
         "requests": _number(values, "requests_per_client", 0.0),
         "at_once": at_once and _word(values, "view") != "server",
         "view": _word(values, "view"),
-        "chunk": float(_count(values, "max_num_batched_tokens", chunk)),
-        "admission": admission_by(values, engine),
+        "chunk": chunk, "admission": admission_by(values, engine, chunk),
     }  # fmt: skip
     if machine.note:
         notes.append(machine.note)
@@ -459,16 +458,17 @@ def _as_published(
     return settings
 
 
-def admission_by(values: Mapping[str, Any], engine: Deployment) -> Admission:
-    """When prompts are taken, by the settings of frameworks (`ADMISSION`)."""
+def admission_by(values: Mapping[str, Any], engine: Deployment, chunk: float) -> Admission:
+    """When prompts are taken, by the settings of frameworks (`ADMISSION`); `chunk`: tokens of a
+    step at most.
+    """
     ranks = _number(values, "attention_dp_timeout_iters")
     if engine.attention_dp == 1:
         ranks = 1.0
     share = _number(values, "batch_wait_max_tokens_ratio")
-    budget = _number(values, "max_num_batched_tokens", CHUNK)
     return Admission(
         max(_number(values, "scheduler_recv_interval"), ranks, 1.0),
-        _number(values, "batch_wait_timeout_iters"), share * budget if share else NO_LIMIT,
+        _number(values, "batch_wait_timeout_iters"), share * chunk if share else NO_LIMIT,
     )  # fmt: skip
 
 
@@ -497,7 +497,7 @@ def _layout(values: Mapping[str, Any], kind: str, notes: list[str]) -> dict[str,
 
 def _schemes(
     values: Mapping[str, Any], model: str, habits: Mapping[str, Any], machine: Machine,
-    framework: str, experts_in: bool, notes: list[str],
+    notes: list[str],
 ) -> dict[str, str]:  # fmt: skip
     precision, gemm, experts = precision_words(values, model)
     if precision:
@@ -513,21 +513,15 @@ def _schemes(
             "w4a8_mxfp4_mxfp8" if machine.spec.tensor_memory else "w4a16_mxfp4",
         )
     else:
-        own = {**serving_framework(framework).formats, **habits.get("schemes", {})}
+        own = habits.get("schemes", {})
         gemm, experts = own.get(gemm, gemm), own.get(experts, experts)
         if gemm in habits.get("experts_alone", ()):
             attention = "bfloat16"
             gemm = "bfloat16"
     if gemm != "bfloat16" and model.startswith(tuple(habits.get("wide_attention", ()))):
         attention = "bfloat16"
-    usual_kv = "bf16"
-    if gemm != "bfloat16" or experts != "bfloat16":
-        kept = serving_framework(framework)
-        usual_kv = kept.kv if experts_in else kept.kv_dense or kept.kv
-    given_kv = _word(values, "kv_dtype")
-    kv_dtype = canonical_dtype(given_kv or usual_kv)
     return {"quant": gemm, "expert_quant": experts, "attention_quant": attention,
-            "kv_dtype": kv_dtype,
+            "kv_dtype": _word(values, "kv_dtype"),
             "distribution": habits.get("distribution", DISTRIBUTION)}  # fmt: skip
 
 
@@ -545,12 +539,11 @@ def precision_words(values: Mapping[str, Any], model: str) -> tuple[str, str, st
 
 
 def schemes_of(
-    model: str, precisions: Sequence[str], machine: Machine, framework: str, experts_in: bool
+    model: str, precisions: Sequence[str], machine: Machine
 ) -> tuple[dict[str, str], ...]:
     """How a published model's weights and cache are kept in each precision, each way once."""
     habits = named_model(model)[1]
-    each = (_schemes({"precision": one}, model, habits, machine, framework, experts_in, [])
-            for one in precisions)  # fmt: skip
+    each = (_schemes({"precision": one}, model, habits, machine, []) for one in precisions)
     return tuple({tuple(one.items()): one for one in each}.values())
 
 

@@ -10,6 +10,7 @@ import pytest
 import hybridperf as hp
 from hybridperf.hardware import device_names, system_names
 from hybridperf.io import InputError
+from hybridperf.ops.frameworks import serving_frameworks
 from hybridperf.serving.machines import machine_of
 from hybridperf.serving.table import predict_serving
 from hybridperf.workloads.serving import Deployment
@@ -235,13 +236,18 @@ def test_every_expert_is_in_a_graph_of_static_shapes() -> None:
     assert wide > all_of_them
 
 
-def test_a_pipeline_is_the_same_by_row_and_by_function() -> None:
-    """In its first tokens, too: a prompt passes one stage after the other."""
-    row = {"model_path": "meta-llama/Meta-Llama-3-8B", "system": "h100_sxm", "precision": "bf16",
-           "kv_dtype": "bf16", "backend": "vllm", "pp_size": 2, "isl": 1024, "osl": 128,
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "int4_wo"])
+@pytest.mark.parametrize("framework", ["", *serving_frameworks()])
+def test_an_engine_is_the_same_by_row_and_by_function(framework: str, precision: str) -> None:
+    """Whatever the framework adds on such a GPU and however it keeps weights and cache; in the
+    first tokens of a pipeline, too: a prompt passes one stage after the other.
+    """
+    row = {"model_path": "meta-llama/Meta-Llama-3-8B", "system": "h100_sxm", "backend": framework,
+           "precision": precision, "pp_size": 2, "isl": 1024, "osl": 128,
            "concurrency": 8}  # fmt: skip
     told = predict_serving(pd.DataFrame([row])).frame.iloc[0]
-    engine = Deployment(load_shape("llama3-8b"), framework="vllm", pp=2)
+    quant = "bfloat16" if precision == "bf16" else precision
+    engine = Deployment(load_shape("llama3-8b"), pp=2, quant=quant, framework=framework)
     model = hp.load_model("h100_sxm").with_collectives(hp.load_collectives("dgx_h100"))
     point = hp.serving_function(model, engine, clients=8, prompt=1024, output=128)
     found = point(point.knobs)

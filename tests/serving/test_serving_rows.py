@@ -342,7 +342,7 @@ def test_routers_of_groups_fill_few_experts_in_rows_and_in_deployments() -> None
     assert engine(model_path="zai-org/GLM-5").distribution == DISTRIBUTION
     machine = machine_of("b200_sxm")
     found = {
-        name: schemes_of(name, ("fp4",), machine, "vllm", True)[0]["distribution"]
+        name: schemes_of(name, ("fp4",), machine)[0]["distribution"]
         for name in ("deepseek-ai/DeepSeek-R1", "moonshotai/Kimi-K2.5")
     }
     assert [*found.values()] == ["power_law_1.2", DISTRIBUTION]

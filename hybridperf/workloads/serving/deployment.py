@@ -41,11 +41,12 @@ class Deployment:
     attention_dp: int = 1
     expert_ep: int = 1  # ranks that experts are shared out to; the rest of the GPUs split each
     # schemes of `ops/quantise.py`: of products; of experts, empty: as the others; of attention's
-    # own products and of what all tokens take besides, empty: as the others
+    # own products and of what all tokens take besides, empty: as the others. A framework that keeps
+    # one in a format of its own has that instead
     quant: str = "bfloat16"
     expert_quant: str = ""
     attention_quant: str = ""
-    kv_dtype: str = "bf16"
+    kv_dtype: str = ""  # empty: as the framework keeps the cache of a model of these schemes
     framework: str = ""  # vllm, sglang, trtllm: whose kernels run; empty: any
     max_sequences: int = 1024  # that run at once, on each attention rank
     # decoding steps as CUDA graphs, or kernel by kernel
@@ -75,7 +76,7 @@ class Deployment:
             )
         for name in ("quant", "expert_quant", "attention_quant"):
             known_scheme(getattr(self, name))
-        canonical_dtype(self.kv_dtype)
+        self._as_kept()
         for name in ("acceptance", "cached_share"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise InputError(
@@ -98,6 +99,17 @@ class Deployment:
                 f"pp must be at most the {self.shape.depth} layers of {self.shape.name}, got"
                 f" {self.pp}"
             )
+
+    def _as_kept(self) -> None:
+        """The framework's own formats of weights and cache, for what is left to it."""
+        framework = serving_framework(self.framework)
+        for name in ("quant", "expert_quant"):
+            scheme = getattr(self, name)
+            object.__setattr__(self, name, framework.formats.get(scheme, scheme))
+        usual = "bf16"
+        if {self.quant, self.of_experts()} != {"bfloat16"}:
+            usual = framework.kv if self.shape.experts else framework.kv_dense or framework.kv
+        object.__setattr__(self, "kv_dtype", canonical_dtype(self.kv_dtype or usual))
 
     @property
     def gpus(self) -> int:
