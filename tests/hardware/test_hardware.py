@@ -342,8 +342,8 @@ def test_a_device_is_known_by_what_its_driver_calls_it(driver, device):
     [
         ("H100_SXM", "h100_sxm"), ("a100-sxm4-80g", "a100_sxm4_80g"), ("A100", "a100_sxm4_80g"),
         ("RTX3060", "rtx_3060"), ("M3 Ultra", "apple_m3_ultra"), ("VR200", "rubin"),
-    ],  # fmt: skip
-)
+    ],
+)  # fmt: skip
 def test_a_device_in_other_letters_is_the_same(said, name):
     assert load_device(said).id == name
 
