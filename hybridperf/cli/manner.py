@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 import hybridperf
 from hybridperf.fields import json_schema
-from hybridperf.fields.columns import columns_not_read, remark_not_read
+from hybridperf.fields.columns import columns_not_read, keeping, remark_not_read
 
 _QUICK_S = 3.0  # what takes longer shows that it goes on
 _TITLE = 140  # characters
@@ -31,6 +31,7 @@ _OPTIONS = {
     "quiet": Option("--quiet", "-q", help="no progress and no remarks"),
     "verbose": Option("--verbose", "-v", help="also how long it took, versions, all warnings"),
 }
+_KEEP = Option("--keep", help="columns of tables, separated by commas, that are yours: not read")
 
 
 class Interrupted(Exception):
@@ -80,11 +81,12 @@ def _schemas(tables: Sequence[str]) -> Any:
 def with_manner(
     command: Callable[..., Any], *, own_progress: bool, tables: Sequence[str] = ()
 ) -> Callable[..., Any]:
-    """A command with `--json`, `--quiet` and `--verbose`; with `--schema` where it reads tables."""
+    """A command with `--json`, `--quiet`, `--verbose`; of tables also `--schema` and `--keep`."""
 
     @functools.wraps(command)
     def run(*args: Any, as_json: bool, quiet: bool, verbose: bool, **given: Any) -> int:
         given.pop("schema", None)
+        kept = [name for words in given.pop("keep", ()) for name in words.split(",")]
         start_s = time.perf_counter()
         with contextlib.ExitStack() as ends:
             if quiet:
@@ -100,6 +102,7 @@ def with_manner(
                 ends.callback(_READ.reset, _READ.set(not as_json))
                 ends.enter_context(contextlib.redirect_stdout(said))
             passed = ends.enter_context(columns_not_read())
+            ends.enter_context(keeping(kept))
             try:
                 status = command(*args, **given) or 0
             except KeyboardInterrupt as interrupt:
@@ -121,9 +124,14 @@ def with_manner(
 
     signature = inspect.signature(command)
     said = _OPTIONS | ({"schema": _schemas(tables)} if tables else {})
-    options = {name: Annotated[bool, option] for name, option in said.items()}
+    options: dict[str, Any] = {name: Annotated[bool, option] for name, option in said.items()}
+    defaults: dict[str, Any] = dict.fromkeys(options, False)
+    if tables:
+        options["keep"], defaults["keep"] = Annotated[list[str], _KEEP], []
     more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=option
+        )
         for name, option in options.items()
     ]
     both = signature.replace(parameters=[*signature.parameters.values(), *more])

@@ -2,7 +2,9 @@
 that say different things of one field refused by row, names that resemble a field refused at once.
 
 A quantity or a switch of another kind of work is refused, too: a row that has `num_kv_heads` means
-it. Columns of other names pass, and `columns_not_read` tells which. Axes: R rows of a table.
+it. Of tables that people bring (`strictly`) so is any other name, but for those that are plainly
+foreign (`foreign.toml`), that begin with `given_`, or that `keeping` names. What passes is told by
+`columns_not_read`. Axes: R rows of a table.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 # names of columns that say nothing to a question: whoever reads a table tells them here, and
 # whoever answers says them with the answer
 _PASSED: ContextVar[dict[str, None] | None] = ContextVar("passed", default=None)
+_STRICT: ContextVar[bool] = ContextVar("strict", default=False)
+_KEPT: ContextVar[frozenset[str]] = ContextVar("kept", default=frozenset())  # folded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +50,11 @@ def said_by(columns: Iterable[object], question: str | Fields) -> dict[str, list
     """(column, which of the field's names it is) of each field that columns say, by its name.
 
     Raises:
-        InputError: for a column that matters and is not read, or resembles a field.
+        InputError: for a column that matters and is not read, or resembles a field; `strictly`, for
+            any that is not plainly foreign.
     """
     fields, names = _known(question), [str(name) for name in columns]
+    kept = _KEPT.get()
     found: dict[str, list[tuple[str, str]]] = {}
     for name in names:
         if call := fields.called(name):
@@ -62,31 +68,47 @@ def said_by(columns: Iterable[object], question: str | Fields) -> dict[str, list
             problem = f"expected each column once, got two of {twice[0]!r}"
             raise InputError(f"{problem}; rename one of them")
     for name in names:
-        if why := fields.unread.get(folded(name)):
+        if (why := fields.unread.get(folded(name))) and folded(name) not in kept:
             raise InputError(f"column {name!r} is not read: {why}")
     elsewhere = words_elsewhere(fields.question)
     passed = [name for name in names if not fields.called(name)]
-    for name in passed:
+    unkept = [name for name in passed if folded(name) not in kept]
+    for name in unkept:
         if folded(name) not in fields.foreign and (other := elsewhere.get(folded(name))):
             raise InputError(
                 f"expected columns of {fields.question}, got {name!r}, which says {other[1]} of"
-                f" {other[0]} and is not read here; drop it, or call it given_{name}"
+                f" {other[0]} and is not read here; drop it, or call it given_{name}{_keep(name)}"
             )
     wrong = [
         f"{name!r} (did you mean {' or '.join(map(repr, near))}?)"
-        for name in names
-        if not fields.called(name) and (near := fields.resembled(name, found))
+        for name in unkept
+        if (near := fields.resembled(name, found))
     ]
     if wrong:
         raise InputError(
             "expected columns that are read, or others whose names resemble none, got"
             f" {', '.join(wrong)}; rename or drop {'it' if len(wrong) == 1 else 'them'}"
         )
+    # of a table without any field its readers say what it lacks
+    strict = _STRICT.get() and found
+    if strict and (strange := [one for one in unkept if not fields.is_foreign(one)]):
+        which = ", ".join(f"{one!r}{fields.nearest(one)}" for one in strange[:_MOST_NAMED])
+        more = f" and {len(strange) - _MOST_NAMED} more" if len(strange) > _MOST_NAMED else ""
+        raise InputError(
+            f"expected columns of {fields.question}, got {which}{more}, not read here; drop"
+            f" {'it, or call it' if len(strange) == 1 else 'them, or call them'}"
+            f" given_{strange[0]}{_keep(*strange)}"
+        )
     pass_by([*passed, *labels])
     return found
 
 
+def _keep(*names: str) -> str:
+    return f" (of a command: --keep {','.join(names[:_MOST_NAMED])})"
+
+
 _PLAIN = {str, float, bool, type(None)}
+_MOST_NAMED = 8  # columns that a sentence names
 
 
 def _with_plain_cells(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -351,7 +373,8 @@ def read_small_table(
             number is none or out of its range.
     """
     fields = fields_of(question)
-    found = read_whole(frame, fields)
+    with strictly():
+        found = read_whole(frame, fields)
     limits, texts = {}, []
     for field in fields:
         if field.kind in ("whole", "number"):
@@ -392,6 +415,26 @@ def reads(question: str, columns: Iterable[object]) -> list[str]:
     """Those of some columns that say a field."""
     fields: Fields = fields_of(question)
     return [str(name) for name in columns if fields.called(str(name))]
+
+
+@contextlib.contextmanager
+def strictly() -> Iterator[None]:
+    """Refuse meanwhile each column that is neither read, plainly foreign nor kept."""
+    token = _STRICT.set(True)
+    try:
+        yield
+    finally:
+        _STRICT.reset(token)
+
+
+@contextlib.contextmanager
+def keeping(names: Iterable[str]) -> Iterator[None]:
+    """Pass columns of these names meanwhile, whatever they resemble, where no field has them."""
+    token = _KEPT.set(frozenset(map(folded, names)))
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
 
 
 @contextlib.contextmanager

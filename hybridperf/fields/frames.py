@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from hybridperf.fields.columns import columns_not_read, remark_not_read
+from hybridperf.fields.columns import columns_not_read, remark_not_read, strictly
 from hybridperf.io import InputError, unknown
 from hybridperf.io.later import pd
 from hybridperf.io.progress import Progress, shown
@@ -183,7 +183,7 @@ def in_parts(
     rows, parts, done, size = len(frame), list[Any](), 0, first or _FIRST
     places = np.arange(1, rows + 1)
     start_s = time.perf_counter()
-    with shown(what) as show, columns_not_read() as passed:
+    with shown(what) as show, columns_not_read() as passed, strictly():
         while done < rows or not parts:
             began_s = time.perf_counter()
             try:

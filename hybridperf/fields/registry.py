@@ -27,7 +27,8 @@ A table of a file here is a field:
 and `[columns]` has `row`, what a row is called, `foreign`, names that are nobody's misspelling,
 `unread`, names that matter and are not read, each with what to write in its place, and `of`, fields
 of other questions, whose `foreign` and `unread` names count, too. Small tables stand in one file,
-`tables.toml`, a table of fields each.
+`tables.toml`, a table of fields each. Names that are foreign to every question are those of
+`foreign.toml`.
 
 Light to import: the command line shows this before it loads anything.
 """
@@ -52,6 +53,7 @@ FLAG_WORDS = {
     "": ("unknown", "recipe", "submission"),
 }  # fmt: skip
 _ALIKE, _LONG = 0.85, 7  # of difflib's ratio, of names of so many letters: "microbtach_sise"
+_NEAR = 0.6  # of difflib's ratio, of the nearest name to one that is not read
 _BEFORE = ("n", "num", "nr", "no_of", "number_of", "total", "my", "the")
 _BEHIND = ("size", "degree", "count", "num", "number", "ranks", "type", "mode", "value", "dim")
 _MOST_OFFERED = 3
@@ -268,6 +270,34 @@ class Fields:
         own = [name for name in near if one_slip(text, folded(name))]
         return list(dict.fromkeys(own or near))[:_MOST_OFFERED]
 
+    def is_foreign(self, column: str) -> bool:
+        """Whether a name says plainly that it is none of the question's: a result, where a row
+        comes from; of ops, messages and small tables a field of another table, too, as these are
+        often of something.
+        """
+        names, starts, ends = _foreign()
+        text = plain(column)
+        if folded(column) in self.foreign | names or text.startswith(starts) or text.endswith(ends):
+            return True
+        others = () if self.question in _OF_WORDS else questions()
+        return any(fields_of(other).called(column) for other in others)
+
+    def nearest(self, column: str) -> str:
+        """`" (the nearest that is read is 'x')"`, or the empty string where none is near."""
+        known = {folded(name): field.name for field in self for name in field.names}
+        near = difflib.get_close_matches(folded(column), known, 1, _NEAR)
+        return f" (the nearest that is read is {known[near[0]]!r})" if near else ""
+
+
+@functools.cache
+def _foreign() -> tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]:
+    """Names that are foreign to every question, folded; beginnings and ends of such."""
+    found = tomllib.loads(resources.files(__package__).joinpath("foreign.toml").read_text("utf-8"))
+    return (
+        frozenset(folded(name) for part in found["names"].values() for name in part),
+        tuple(found["begin"]), tuple(found["end"]),
+    )  # fmt: skip
+
 
 @functools.cache
 def fields_of(question: str) -> Fields:
@@ -304,10 +334,11 @@ def questions() -> tuple[str, ...]:
     files = (one.name for one in resources.files(__package__).iterdir())
     own = sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
     small = tomllib.loads(resources.files(__package__).joinpath("tables.toml").read_text("utf-8"))
-    return (*(one for one in own if one != "tables"), *small)
+    return (*(one for one in own if one not in ("tables", "foreign")), *small)
 
 
 _OF_WORK = ("steps", "serve", "ops", "collectives")
+_OF_WORDS = ("steps", "serve", "plans", "runs", "rl")  # whose rows mean any word of work
 
 
 @functools.cache
@@ -317,7 +348,7 @@ def words_elsewhere(question: str) -> Mapping[str, tuple[str, str]]:
     messages name the models that these are of, and small ones tell of other things: none. Sizes of
     ops in one word (step, groups) are anybody's.
     """
-    if question not in ("steps", "serve", "plans", "runs"):
+    if question not in _OF_WORDS:
         return {}
     own = fields_of(question)
     return {

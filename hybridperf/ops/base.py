@@ -141,6 +141,8 @@ class Columns:
     readers: Mapping[str, Callable[[str, str], str]] = dataclasses.field(default_factory=dict)
     # of an op with columns [N]: (whether sizes contradict each other [N], what they must be)
     contradictions: Callable[[Any], Sequence[tuple[Array, str]]] = lambda op: ()
+    # column that multiplies the work of another op, where it is above 1 -> what to write instead
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # (dtype of operands, device) -> the number format that libraries choose there
     dtype_on: Callable[[str, DeviceSpec], str] = lambda dtype, device: dtype
 

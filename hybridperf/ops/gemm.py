@@ -38,7 +38,9 @@ PRODUCT_STEPS = 1000.0
 _LEAST_CUT_BYTES = 2.0
 # number formats whose tables hold widths of whole tiles alone; from how wide on these are so wide
 _TILED_BYTES, _TILES = 2.0, ((16.0, 16.0), (64.0, 64.0), (256.0, 128.0), (4096.0, 256.0))
-_COLUMNS = Columns(readers=QUANT)
+_COLUMNS = Columns(
+    readers=QUANT, refused={"batch": "write bmm, a product for each of a batch, or more rows in m"}
+)
 
 
 class Product(Op):

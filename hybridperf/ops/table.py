@@ -189,6 +189,12 @@ def _part(
             wrong |= odd
         good &= ~wrong
         sizes[dimension] = values
+    for column, instead in columns.refused.items():
+        if column in frame and column not in cls.dimensions():
+            more = real_numbers(frame[column].iloc[at]) > 1
+            expected = f"{name}: {column} is not read, {instead}"
+            _refuse(more & good, expected, frame[column].iloc[at], at, problem)
+            good &= ~more
     op = cls(dtype, **{key: value[good] for key, value in sizes.items()}, **fixed, **text)
     here = at[good]
     peak = device.peak(op.peak_dtype, op.unit)

@@ -2,6 +2,7 @@
 misspelt is read or refused by the field's name, others pass.
 """
 
+import contextlib
 import importlib.util
 import random
 import string
@@ -14,7 +15,7 @@ import pytest
 from support.field_words import said_otherwise
 
 from hybridperf.fields import Field, fields_of, questions
-from hybridperf.fields.columns import read_columns, row_of, said_by
+from hybridperf.fields.columns import read_columns, row_of, said_by, strictly
 from hybridperf.fields.registry import columns_help, folded, one_slip
 from hybridperf.io import InputError, read_table
 from hybridperf.ops.frameworks import serving_frameworks
@@ -323,8 +324,10 @@ def test_foreign_columns_pass(question: str) -> None:
     ],
 )  # fmt: skip
 def test_published_tables_are_read_as_they_are(data_dir: Path, question: str, name: str) -> None:
-    read = read_columns(read_table(data_dir / "training_steps" / name), question)
-    assert not read.refused
+    frame = read_table(data_dir / "training_steps" / name)
+    # those of reinforcement learning are asked in words of their own
+    with contextlib.nullcontext() if "rl_steps" in name else strictly():
+        assert not read_columns(frame, question).refused
 
 
 # --- adding a field: docs/extending.md ------------------------------------------------------------

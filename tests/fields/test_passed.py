@@ -1,5 +1,6 @@
-"""No column of a table is passed over in silence: it is read, refused by a sentence, or said with
-the answer, to whoever asks from Python, on the command line or as JSON.
+"""No column of a table is passed over in silence: it is read, refused by a sentence, or, where it
+is plainly foreign or kept by name, said with the answer, to whoever asks from Python, on the
+command line or as JSON.
 """
 
 import json
@@ -11,7 +12,7 @@ import pytest
 
 import hybridperf as hp
 from hybridperf.fields import fields_of, questions
-from hybridperf.fields.columns import as_given, columns_not_read, said_by
+from hybridperf.fields.columns import as_given, columns_not_read, keeping, said_by, strictly
 from hybridperf.io import InputError
 
 _NAMES = 500
@@ -84,10 +85,49 @@ def test_a_word_of_another_kind_of_work_is_refused(question: str, name: str, mea
 
 def test_a_size_of_another_op_is_said_and_not_refused() -> None:
     """Tables of several ops have columns that only some of them read."""
-    rows = [{"op": "gemm", "dtype": "bf16", "m": 64, "n": 64, "k": 64, "batch": 8}]
+    rows = [{"op": "gemm", "dtype": "bf16", "m": 64, "n": 64, "k": 64, "heads": 8, "batch": 1}]
     found = hp.predict_ops(rows, "h100_sxm")
     assert found["predicted_s"].notna().all()
-    assert found.attrs["remarks"] == ("not read: batch",)
+    assert found.attrs["remarks"] == ("not read: heads, batch",)
+
+
+def test_a_batch_of_a_plain_product_is_refused() -> None:
+    """It would multiply the work."""
+    product = {"op": "gemm", "dtype": "bf16", "m": 64, "n": 64, "k": 64}
+    rows = [product | {"op": op, "batch": batch} for op in ("gemm", "linear", "bmm")
+            for batch in (8, 1, None)]  # fmt: skip
+    found = hp.predict_ops(rows[:7], "h100_sxm")
+    assert found["predicted_s"].isna().tolist() == [True, False, False] * 2 + [False]
+    assert "gemm: batch is not read, write bmm" in found["note"][0]
+
+
+# what frameworks, papers and people call what enters a price, and no field is called
+_OF_WORK = (
+    "activation_ckpt", "acc_steps", "zero_level", "fused_adam", "grad_dtype", "dropless",
+    "per_gpu_batch", "ring_attention", "w4a16", "awq", "spec_decode", "draft_model", "lda", "nvls",
+    "dp_attention", "isl_mean", "out_features", "epilogue", "split_k", "overlap_wgrad",
+    "ib_gbps", "power_cap", "clock_mhz", "redop", "nchannels", "burstiness", "virtual_stages",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("question", questions())
+def test_what_no_field_is_called_is_refused_or_kept_by_name(question: str) -> None:
+    """With the nearest field where one is near; results and identities pass."""
+    field = next(iter(fields_of(question))).name
+    for name in _OF_WORK:
+        with strictly(), pytest.raises(InputError, match=repr(name)) as refused:
+            said_by([field, name], question)
+        assert f"--keep {name}" in str(refused.value) or "did you mean" in str(refused.value)
+        with strictly(), keeping([name]), columns_not_read() as passed:
+            said_by([field, name], question)
+        assert [*passed] == [name]
+    with strictly():
+        said_by([field, "id", "Note", "time_s", "source", "wandb_run", "given_awq"], question)
+
+
+def test_many_columns_that_are_not_read_are_one_sentence() -> None:
+    with strictly(), pytest.raises(InputError, match=r"'farbe_0', .* and 42 more, not read here"):
+        said_by(["model", *(f"farbe_{at}" for at in range(50))], "steps")
 
 
 TABLES = {
@@ -118,9 +158,13 @@ def test_commands_say_what_they_do_not_read(question: str, run, tmp_path) -> Non
     pd.DataFrame([row | {"farbe": 1, "wandb_run": "a"}]).to_csv(path, index=False)
     words = [command, *options, path] if options[-1:] == ["--jobs"] else [command, path, *options]
     status, out, err = run(*words)
+    assert (status, out) == (2, "")
+    assert "got 'farbe', not read here; drop it, or call it given_farbe" in err
+    assert "(of a command: --keep farbe)" in err
+    status, out, err = run(*words, "--keep", "farbe")
     assert status == 0, err
     assert "not read: farbe, wandb_run" in out
-    found = json.loads(run(*words, "--json")[1])
+    found = json.loads(run(*words, "--keep", "FARBE", "--json")[1])
     assert found["not_read"] == ["farbe", "wandb_run"]
 
 
@@ -142,16 +186,18 @@ def test_frames_say_what_they_do_not_read_and_keep_what_is_the_users(question: s
     """Columns that are called as predictions are stay as given_NAME; a table that was predicted
     before is predicted again.
     """
-    own = {"farbe": 1, "note": "mine"}
+    with pytest.raises(InputError, match="got 'farbe', not read here"):
+        ASKED[question](pd.DataFrame([_ROWS[question] | {"farbe": 1}]))
+    own = {"given_farbe": 1, "note": "mine"}
     frame = pd.DataFrame([_ROWS[question] | own])
     found = ASKED[question](frame)
-    assert found.attrs["remarks"][-1] == "not read: farbe, note"
+    assert found.attrs["remarks"][-1] == "not read: given_farbe, note"
     assert found["given_note"].tolist() == ["mine"]
     assert found["note"].tolist() != ["mine"]
     again = ASKED[question](found)
     assert again.columns.tolist() == found.columns.tolist()
     assert again["given_note"].tolist() == ["mine"]
-    assert not as_given(frame, ("farbe", "low_s")).equals(found)
+    assert not as_given(frame, ("given_farbe", "low_s")).equals(found)
 
 
 @pytest.mark.parametrize(

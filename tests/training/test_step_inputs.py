@@ -681,12 +681,13 @@ def test_words_of_ones_own_columns_are_kept(run, tmp_path):
     text += "007,NA,x,,llama3-8b,H100,8,8,1,8,NA\n1e5,null,nan,2,llama3-8b,H100,8,8,1,8,\n"
     text += "8,,,,llama3-8b,H100,8,8,1,8,none\n"
     (tmp_path / "t.csv").write_text(text)
-    assert run("steps", tmp_path / "t.csv", "--out", tmp_path / "o.csv")[0] == 0
+    asked = ["steps", tmp_path / "t.csv", "--keep", "mine,count", "--out"]
+    assert run(*asked, tmp_path / "o.csv")[0] == 0
     found = pd.read_csv(tmp_path / "o.csv", dtype=str, keep_default_na=False)
     assert found["id"].tolist() == ["007", "1e5", "8"]
     assert found["tag"].tolist() == ["NA", "null", ""]
     assert found["mine"].tolist() == ["x", "nan", ""]
-    assert run("steps", tmp_path / "t.csv", "--out", tmp_path / "o.parquet")[0] == 0
+    assert run(*asked, tmp_path / "o.parquet")[0] == 0
     assert pd.read_parquet(tmp_path / "o.parquet")["tag"].tolist()[:2] == ["NA", "null"]
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 import pandas as pd
 
 from hybridperf.fields import fields_of
-from hybridperf.fields.columns import read_whole
+from hybridperf.fields.columns import read_whole, strictly
 from hybridperf.io import InputError, read_table, require_columns, unknown
 from hybridperf.io.tables import with_own_text
 from hybridperf.ops import embedding
@@ -50,7 +50,8 @@ def read_embedding_tables(path: str | Path) -> tuple[list[embedding.Table], list
     # a table may be called NA
     frame = with_own_text(frame, path, [column for column in frame if column != "name"])
     try:
-        frame = read_whole(frame, "embedding_tables")
+        with strictly():
+            frame = read_whole(frame, "embedding_tables")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     require_columns(frame, _SIZES, f"{path}, a table of embedding tables,")
