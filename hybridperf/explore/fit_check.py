@@ -243,6 +243,8 @@ def fit_check(
 
 def _devices(named: str | None) -> tuple[list[DeviceSpec], list[str]]:
     """(devices to ask, remarks): the one named, this machine's, or some that are common."""
+    if named is not None and not isinstance(named, str):
+        raise InputError(f"expected the name of a device, got a {type(named).__name__}")
     if named:
         if named.endswith(".toml") or named == "here":
             raise InputError(

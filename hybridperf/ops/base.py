@@ -15,6 +15,7 @@ it under the names that tables use:
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -214,8 +215,10 @@ def fields_of_table(frame: pandas.DataFrame) -> Fields:
     """Those of the ops that rows of a table name; of all ops, where they name none."""
     every, ops = op_fields(), frozenset[str]()
     for name in frame:
-        if (call := every.called(str(name))) and call[0].name == "op":
-            ops = frozenset(one for one in map(str, frame[name].unique()) if one in _BY_NAME)
+        # a column that comes twice is refused where columns are read, and so are cells of no words
+        if (call := every.called(str(name))) and call[0].name == "op" and frame[name].ndim == 1:
+            with contextlib.suppress(TypeError):
+                ops = frozenset(one for one in map(str, frame[name].unique()) if one in _BY_NAME)
     return _fields_of(ops) if ops else every
 
 

@@ -157,6 +157,12 @@ def test_the_command_says_the_same_as_json(run) -> None:
     assert {"cheapest", "basis", "parameters"} <= said.keys()
 
 
+@pytest.mark.parametrize("device", [5, ["l4"], b"l4"])
+def test_a_device_that_is_no_name_is_refused(device: object) -> None:
+    with pytest.raises(InputError, match="expected the name of a device, got a "):
+        hp.fit_check("llama3.2-1b", device)
+
+
 def test_a_model_that_no_use_is_for_ends_with_status_3(run, tmp_path: Path) -> None:
     with pytest.raises(InputError):
         hp.fit_check(tmp_path / "none.json", "h100")

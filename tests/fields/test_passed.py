@@ -91,6 +91,14 @@ def test_a_size_of_another_op_is_said_and_not_refused() -> None:
     assert found.attrs["remarks"] == ("not read: heads, batch",)
 
 
+def test_a_column_that_comes_twice_is_refused() -> None:
+    frame = pd.DataFrame([["gemm", "gemm", "bf16", 64]], columns=["op", "op", "dtype", "m"])
+    with pytest.raises(InputError, match="each column once, got two of 'op'"):
+        hp.predict_ops(frame, "h100_sxm")
+    with pytest.raises(InputError, match="column 'op' holds a list"):
+        hp.predict_ops([{"op": ["gemm"], "dtype": "bf16", "m": 64}], "h100_sxm")
+
+
 def test_a_batch_of_a_plain_product_is_refused() -> None:
     """It would multiply the work."""
     product = {"op": "gemm", "dtype": "bf16", "m": 64, "n": 64, "k": 64}
