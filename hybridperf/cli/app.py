@@ -15,8 +15,10 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
+from types import CodeType
 from typing import Annotated, Any, TextIO
 
 import typer.main
@@ -159,7 +161,19 @@ def _again(lost: Any, unraisable: Callable[[Any], Any]) -> None:
     """
     if not issubclass(lost.exc_type, KeyboardInterrupt):
         return unraisable(lost)
-    threading.Timer(0.01, _thread.interrupt_main).start()
+    _thread.start_new_thread(_interrupt_outside, (_again.__code__,))
+
+
+def _interrupt_outside(code: CodeType) -> None:
+    """Interrupt the main thread once it has left a function: in a hook it would be lost again."""
+    inside = True
+    while inside:
+        time.sleep(0.01)
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        inside = False
+        while frame is not None:
+            inside, frame = inside or frame.f_code is code, frame.f_back
+    _thread.interrupt_main()
 
 
 def _main(arguments: list[str] | None) -> None:

@@ -110,14 +110,25 @@ def test_what_was_written_before_an_interrupt_is_named(
     assert json.dumps([one.name for one in tmp_path.iterdir()]) == '["a.csv"]'
 
 
-def test_an_interrupt_that_python_dropped_comes_again(tmp_path: Path) -> None:
-    """No error leaves a callback of garbage collection, and JAX has one: the command went on."""
+@pytest.mark.parametrize("busy_s", [0.0, 0.5])
+def test_an_interrupt_that_python_dropped_comes_again(tmp_path: Path, busy_s: float) -> None:
+    """No error leaves a callback of garbage collection, and JAX has one: the command went on; nor
+    the hook that is told of it, in which a busy machine stays longer.
+    """
     code = """if True:
-        import gc, signal
+        import _thread, gc, signal, sys, threading, time
         from hybridperf.cli import app
         from hybridperf.model import frames
 
+        start = _thread.start_new_thread
+
+        def slowly(*given):
+            found = start(*given)
+            time.sleep(float(sys.argv[1]))
+            return found
+
         def drop(*_):
+            _thread.start_new_thread = threading._start_new_thread = slowly
             gc.callbacks.remove(drop)
             signal.raise_signal(signal.SIGINT)
 
@@ -132,7 +143,11 @@ def test_an_interrupt_that_python_dropped_comes_again(tmp_path: Path) -> None:
     """
     (tmp_path / "ops.csv").write_text(OPS)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code, str(busy_s)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert (done.returncode, "interrupted; " in done.stderr) == (130, True), done.stderr
 
