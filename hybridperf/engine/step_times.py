@@ -21,6 +21,7 @@ import bisect
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -190,15 +191,15 @@ def _as_run(
     held = sequences + chunk
     kernels_s = slower * computed + gaps_s * (held > 0)
     kernels_s = kernels_s + sequence_s * sequences
-    ahead = (sequences > 0) & ~module.asarray(awaited)
+    ahead = (sequences > 0) & module.logical_not(awaited)
     with_prompts_s = module.where(ahead, ahead_s, launched_s) * (chunk > 0)
     launched_s = module.maximum(with_prompts_s, eager * launched_s * (held > 0))
     return module.asarray(module.maximum(kernels_s, launched_s) + host_s * (held > 0))
 
 
 class KnownSteps:
-    """`StepTimes.seconds` for a simulation, which asks for a few steps a hundred thousand times:
-    logs of tables are taken once, and one number is no array.
+    """`StepTimes.seconds` for a simulation, which asks for single steps a million times: numbers
+    without arrays, logs of tables taken once.
     """
 
     def __init__(self, times: StepTimes) -> None:
@@ -213,50 +214,157 @@ class KnownSteps:
         self._beside = read(times.beside_s, times.sequences, times.keys)
         self._prefill = _KnownTable((times.chunk, times.chunk_keys), times.prefill_s)
         self._ran = [float(getattr(times, name)) for name in _RAN]
+        self._launched_s = float(times.launched_s)
+        self._lines: dict[tuple[int, int], tuple[float, float, float]] = {}
 
     def seconds(
         self, sequences: float, keys: Array, chunk: float = 0.0, chunk_keys: float = 0.0,
         awaited: bool = False,
     ) -> np.ndarray:  # fmt: skip
         """Of steps [N] of keys [N], or of one; the rest is the same in all."""
+        told = [self.step(sequences, one, chunk, chunk_keys, awaited) for one in np.ravel(keys)]
+        return np.reshape(told, np.shape(keys))
+
+    def step(
+        self, sequences: float, keys: float, chunk: float = 0.0, chunk_keys: float = 0.0,
+        awaited: bool = False,
+    ) -> float:  # fmt: skip
+        """Of one step, a number."""
+        computed = self._computed(sequences, keys, chunk, chunk_keys)
+        return _as_run(_Numbers, computed, sequences, chunk, awaited, *self._ran)
+
+    def with_prompts(
+        self, sequences: float, keys: float, chunk: float, chunk_keys: float
+    ) -> tuple[float, float]:
+        """Of one step, and how much longer it is where its prompts' tokens are awaited."""
+        computed = self._computed(sequences, keys, chunk, chunk_keys)
+        seconds = _as_run(_Numbers, computed, sequences, chunk, False, *self._ran)
+        if not self._launched_s:
+            return seconds, 0.0
+        awaited_s = _as_run(_Numbers, computed, sequences, chunk, True, *self._ran)
+        return seconds, awaited_s - seconds
+
+    def _computed(self, sequences: float, keys: float, chunk: float, chunk_keys: float) -> float:
         computed, held = 0.0, sequences + chunk
         if held > 0:
             computed = self._products(held)
         if sequences > 0:
             decode = self._beside if chunk > 0 and self._beside is not None else self._decode
-            computed = computed + decode(sequences, keys)
+            computed += decode(sequences, keys)
         if chunk > 0:
-            computed = computed + self._prefill(chunk, chunk_keys)
+            computed += self._prefill(chunk, chunk_keys)
         if held > 0 and self._messages is not None:
-            computed = np.maximum(computed, self._messages(held))
-        found = _as_run(np, computed, sequences, chunk, awaited, *self._ran)
-        return np.broadcast_to(found, np.shape(keys)) if np.ndim(keys) else found
+            computed = max(computed, self._messages(held))
+        return computed
+
+    def steps(
+        self, sequences: int, keys: float, gain: float, most: int, until_s: float = math.inf
+    ) -> tuple[int, float]:
+        """How many steps without prompts there are and what they take, up to `most` or to the first
+        that ends `until_s` or later.
+
+        Keys grow by `gain` a step. Between 32 sizes for each doubling of them, steps lie on a line,
+        so many are a closed sum (a hundred-thousandth off at most).
+
+        Args:
+            sequences: that decode, one or more.
+            keys: that each of them looks at in the first of the steps, in the mean.
+            gain: tokens a step.
+            most: steps, one or more.
+            until_s: from the first one's beginning.
+        """
+        done, so_far_s = 0, 0.0
+        while True:
+            at = keys + gain * done
+            cell = math.floor(math.log2(at) * _CELLS)
+            line = self._lines.get((sequences, cell))
+            if line is None:
+                line = self._line(sequences, cell)
+            base_s, slope, end = line
+            first_s, half = base_s + slope * at, 0.5 * gain * slope
+            count = math.ceil((end - at) / gain) or 1
+            if count > most - done:
+                count = most - done
+            took_s = count * (first_s + half * (count - 1))
+            left_s = until_s - so_far_s
+            if took_s >= left_s:
+                count = _first_beyond(left_s, first_s - half, half, count)
+                return done + count, so_far_s + count * (first_s + half * (count - 1))
+            done, so_far_s = done + count, so_far_s + took_s
+            if done >= most:
+                return done, so_far_s
+
+    def _line(self, sequences: int, cell: int) -> tuple[float, float, float]:
+        """Seconds at no key, and of each further one; where the line ends."""
+        ends = 2.0 ** (cell / _CELLS), 2.0 ** ((cell + 1) / _CELLS)
+        low_s, high_s = (self.step(sequences, keys) for keys in ends)
+        slope = (high_s - low_s) / (ends[1] - ends[0])
+        found = self._lines[sequences, cell] = low_s - slope * ends[0], slope, ends[1]
+        return found
+
+
+_CELLS = 32  # lines that keys of one doubling lie on
+
+
+def _first_beyond(seconds: float, each_s: float, half: float, most: int) -> int:
+    """The least n from 1 to `most` for which n `each_s` + n^2 `half` is not below `seconds`."""
+    if seconds <= each_s + half:
+        return 1
+    root = math.sqrt(max(each_s * each_s + 4.0 * half * seconds, 0.0))
+    count = min(max(math.ceil(2.0 * seconds / (each_s + root)), 1), most)
+    while count < most and count * (each_s + half * count) < seconds:
+        count += 1  # what rounding lost
+    while count > 1 and (count - 1) * (each_s + half * (count - 1)) >= seconds:
+        count -= 1
+    return count
+
+
+class _Numbers:
+    """What `_as_run` asks of a namespace, of single numbers."""
+
+    maximum = max
+    logical_not = operator.not_
+
+    @staticmethod
+    def where(condition: bool, true: float, false: float) -> float:
+        return true if condition else false
+
+    @staticmethod
+    def asarray(number: float) -> float:
+        return number
 
 
 class _KnownTable:
-    """What `between` tells of known numbers: by one number of each axis but the last."""
+    """What `between` tells, of numbers."""
 
     def __init__(self, axes: Sequence[Array], values: Array) -> None:
         self._least = [float(sizes[0]) for sizes in axes]
-        self._axes = [np.log(floats(sizes)) for sizes in axes]
-        self._logs = np.log(floats(values))
+        self._axes = [np.log(floats(sizes)).tolist() for sizes in axes]
+        logs = np.log(floats(values))
+        # of a table with one axis: that of an axis of one point beside it
+        self._logs: list[list[float]] = (logs if logs.ndim > 1 else logs[:, None]).tolist()
+        self._places: dict[float, tuple[int, float]] = {}  # of sizes on the first axis so far
 
-    def __call__(self, *sought: Array) -> Array:
-        line = self._logs
-        for sizes, least, at in zip(self._axes, self._least, sought, strict=True):
-            if len(sizes) == 1:
-                line = line[0]
-                continue
-            if np.ndim(at):
-                at = np.log(np.maximum(at, least))
-                left = np.searchsorted(sizes, at, side="right") - 1
-                left = np.minimum(np.maximum(left, 0), len(sizes) - 2)
-            else:
-                at = math.log(max(at, least))
-                left = min(max(bisect.bisect_right(sizes, at) - 1, 0), len(sizes) - 2)
-            share = (at - sizes[left]) / (sizes[left + 1] - sizes[left])
-            line = (1.0 - share) * line[left] + share * line[left + 1]
-        return np.exp(line)
+    def __call__(self, first: float, second: float = 0.0) -> float:
+        place = self._places.get(first)
+        if place is None:
+            place = self._places[first] = self._place(0, first)
+        left, share = place
+        line, after = self._logs[left], self._logs[left + 1 if share else left]
+        if len(line) == 1:
+            return math.exp(line[0] + share * (after[0] - line[0]))
+        at, part = self._place(1, second)
+        low = line[at] + part * (line[at + 1] - line[at])
+        high = after[at] + part * (after[at + 1] - after[at])
+        return math.exp(low + share * (high - low))
+
+    def _place(self, axis: int, sought: float) -> tuple[int, float]:
+        """The point before a number, and how far it is on the way to the next."""
+        sizes, at = self._axes[axis], math.log(max(sought, self._least[axis]))
+        if len(sizes) == 1:
+            return 0, 0.0
+        left = bisect.bisect_right(sizes, at, 1, len(sizes) - 1) - 1
+        return left, (at - sizes[left]) / (sizes[left + 1] - sizes[left])
 
 
 def chain_seconds(

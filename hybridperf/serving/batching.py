@@ -14,9 +14,13 @@ Several engines may share the requests (replicas with a routing), and prompts ma
 engines of their own that send keys over a link (Zhong et al., DistServe, OSDI 2024); a first token
 then leaves from the engine that decodes, when it takes the sequence.
 
+With a cache of prefixes (`prefix_cache.py`) a prompt's blocks that an engine computed before are
+found when the prompt begins; those of tiers below the GPU are read first, while others compute.
+
 Why no simulator of events such as simpy: nothing happens inside a step, so the whole event loop is
 "the engine that is free first takes a step"; a process per request would hide the order on which
-preemption depends, and a batch that does not change for a thousand steps is here one array.
+preemption depends. A batch that does not change for a thousand steps is one event, which a request
+that comes ends with the step it comes in: a million requests take a minute.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -35,11 +40,17 @@ from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array
 from hybridperf.serving.admission import AT_ONCE, Admission
-from hybridperf.serving.requests import Requests, Served
+from hybridperf.serving.prefix_cache import Chain, PrefixCache, Tier
+from hybridperf.serving.requests import Requests, Served, Streams
 from hybridperf.workloads.serving.deployment import tokens_per_pass
 
-_LONGEST = 4096  # steps taken at once: arrays of them stay in the cache
-ROUTINGS = ("least_loaded", "round_robin")
+ROUTINGS = ("least_loaded", "round_robin", "prefix_aware")
+# of SGLang's and vLLM's routers (cache_aware): --cache-threshold, the share of a prompt that has to
+# be there; --balance-abs-threshold and --balance-rel-threshold, requests and times by which the
+# busiest engine may be above the idlest
+_MATCHED, _UNEVEN, _TIMES_UNEVEN = 0.3, 64, 1.5
+# what happens, in the order of what happens at once
+_ENDS, _COMES, _READ, _BEGINS = range(4)
 
 
 def _static(default: Any) -> Any:
@@ -87,6 +98,7 @@ def serve(
     prefill: Sequence[Engine] = (),
     link: Link | None = None,
     routing: str = "least_loaded",
+    tiers: Sequence[Tier] | None = None,
 ) -> Served:
     """Serve requests to the last one.
 
@@ -95,7 +107,11 @@ def serve(
         engines: replicas; with `prefill` those that only decode.
         prefill: engines that compute prompts and their first token, each with a link.
         link: of those; None: keys are there at once.
-        routing: to the engine with the fewest requests, or to each in turn.
+        routing: to the engine with the fewest requests (least_loaded), to each in turn
+            (round_robin), or to the one that holds most of the prompt (prefix_aware, as
+            `cache_aware` of SGLang's and vLLM's routers).
+        tiers: of each engine that computes prompts, below its GPU, the quickest first, for requests
+            with `streams`; None: nothing that was computed before is found.
 
     Raises:
         InputError: a request that no cache holds, unknown routing, no engine.
@@ -104,233 +120,494 @@ def serve(
         raise InputError("expected one engine or more, got none")
     if routing not in ROUTINGS:
         raise InputError(f"expected a routing of {', '.join(ROUTINGS)}, got {routing!r}")
-    state = _Sequences(requests)
-    decoding = [_Worker(engine, state) for engine in engines]
-    prompts = [_Worker(engine, state, only_prompts=True) for engine in prefill]
-    free_s = {worker: 0.0 for worker in prompts}  # of each one's link
-    stages = [prompts, decoding] if prompts else [decoding]
-    turns, workers = [0] * len(stages), [*prompts, *decoding]
-    followers: dict[int, list[int]] = collections.defaultdict(list)
-    for follower in np.flatnonzero(requests.after >= 0).tolist():
-        followers[int(requests.after[follower])].append(follower)
-    first = np.flatnonzero(requests.after < 0)
-    ahead = [(float(requests.arrival_s[one]), int(one), 0) for one in first]
-    state.arrival_s[first] = requests.arrival_s[first]
-    heapq.heapify(ahead)
-    while True:
-        busy = [worker for worker in workers if worker.load]
-        worker = min(busy, key=lambda one: one.clock_s, default=None)
-        if ahead and (worker is None or ahead[0][0] <= worker.clock_s):
-            when_s, request, stage = heapq.heappop(ahead)
-            some = stages[stage]
-            at = turns[stage] % len(some)
-            if routing == "least_loaded":
-                at = min(range(len(some)), key=lambda one: some[one].load)
-            turns[stage] += 1
-            some[at].take(request, when_s)
+    if requests.streams is None:
+        tiers = None
+    if routing == "prefix_aware" and tiers is None:
+        raise InputError(
+            "expected requests with streams and a cache of prefixes with routing prefix_aware, got"
+            " none; choose least_loaded"
+        )
+    state = _Sequences(requests, engines[0].block, 1 + len(tiers or ()))
+    routes = [_Route(engines, state, routing, None if prefill else tiers)]
+    if prefill:
+        spread = "least_loaded" if routing == "prefix_aware" else routing
+        routes = [_Route(prefill, state, routing, tiers, True), _Route(engines, state, spread)]
+    free_s = [0.0] * len(prefill)  # of each one's link
+    followers, awaited = requests.followers()
+    behind_s, after = requests.arrival_s.tolist(), requests.after.tolist()
+    numbers = itertools.count()
+    events: list[tuple[float, int, int, Any, int]] = []
+
+    def comes(request: int, when_s: float, stage: int = 0) -> None:
+        if not stage:
+            state.arrival_s[request] = when_s
+        heapq.heappush(events, (when_s, _COMES, next(numbers), request, stage))
+
+    # those that wait for nobody, each announced by the one before: events are few at any time
+    alone = np.flatnonzero(requests.after < 0)
+    alone = iter(alone[np.argsort(requests.arrival_s[alone], kind="stable")].tolist())
+    for request in itertools.islice(alone, 1):
+        comes(request, behind_s[request])
+    while events:
+        now_s, kind, _, whose, what = heapq.heappop(events)
+        if kind == _COMES:
+            if after[whose] < 0 and not what:
+                for request in itertools.islice(alone, 1):
+                    comes(request, behind_s[request])
+            worker = routes[what].take(whose)
+        elif kind == _READ:
+            worker = whose
+            worker.join(what)
+        elif kind == _BEGINS:
+            worker, whose.begins = whose, False
+        elif what != whose.version:
+            continue  # cut short since
+        else:
+            worker, stage = whose, len(routes) - 1 - whose.only_prompts
+            for request in worker.commit():
+                routes[stage].left(worker, request)
+                if worker.only_prompts and state.total[request] > state.prompt[request] + 1:
+                    when_s = now_s
+                    if link is not None:
+                        size = link.bytes_per_token * state.held[request]
+                        sent_s = max(free_s[worker.place], when_s) + size / link.bytes_per_s
+                        free_s[worker.place] = sent_s
+                        when_s = sent_s + link.latency_s
+                    comes(request, when_s, 1)
+                    continue
+                state.last_s[request] = ended_s = now_s + state.late_s[request]
+                for follower in followers(request):
+                    awaited[follower] -= 1
+                    if not awaited[follower]:
+                        comes(follower, ended_s + behind_s[follower])
+        if worker.busy:  # with steps that what came may end
+            if worker.cut(now_s):
+                told = worker.end_s, _ENDS, next(numbers), worker, worker.version
+                heapq.heappush(events, told)
             continue
-        if worker is None:
-            break
-        horizon_s = ahead[0][0] if ahead else math.inf
-        if followers or prompts:  # what others do may send something here
-            others = (one.clock_s for one in busy if one is not worker)
-            horizon_s = min(horizon_s, min(others, default=math.inf))
-        for request in worker.work(horizon_s).tolist():
-            if worker.only_prompts and requests.output[request] > 1:
-                when_s = worker.clock_s
-                if link is not None:
-                    size = link.bytes_per_token * float(state.held[request])
-                    free_s[worker] = max(free_s[worker], when_s) + size / link.bytes_per_s
-                    when_s = free_s[worker] + link.latency_s
-                heapq.heappush(ahead, (when_s, request, 1))
-                continue
-            state.last_s[request] = ended_s = worker.clock_s + state.late_s[request]
-            for follower in followers.get(request, ()):
-                when_s = ended_s + float(requests.arrival_s[follower])
-                state.arrival_s[follower] = when_s
-                heapq.heappush(ahead, (when_s, follower, 0))
+        worker.clock_s = now_s
+        if events and events[0][0] <= now_s and kind != _BEGINS:
+            if worker.load and not worker.begins:  # behind what else comes at this moment
+                worker.begins = True
+                heapq.heappush(events, (now_s, _BEGINS, next(numbers), worker, 0))
+        elif worker.load:
+            for request, when_s in worker.plan():
+                heapq.heappush(events, (when_s, _READ, next(numbers), worker, request))
+            if worker.busy:
+                told = worker.end_s, _ENDS, next(numbers), worker, worker.version
+                heapq.heappush(events, told)
+    workers = [worker for route in routes for worker in route.workers]
     return Served(
-        requests, state.arrival_s, state.scheduled_s, state.first_s, state.last_s,
-        sum(worker.preemptions for worker in workers), sum(worker.steps for worker in workers),
+        requests, np.array(state.arrival_s), np.array(state.scheduled_s), np.array(state.first_s),
+        np.array(state.last_s),
+        sum(worker.preemptions for worker in workers), sum(worker.taken for worker in workers),
+        np.array(state.replica), np.array(state.cached).T,
     )  # fmt: skip
 
 
 class _Sequences:
-    """What is known of each request [N]; `held` and `known` are fractional with drafts."""
+    """What is known of each request [N], numbers of Python: of those that decode `known` lacks what
+    their engine's sequences have made since it began (`_Worker.gone`).
+    """
 
-    def __init__(self, requests: Requests) -> None:
-        count = len(requests)
-        self.prompt = requests.prompt.astype(float)
-        self.total = self.prompt + requests.output
-        self.held = requests.cached.astype(float)  # tokens whose keys are in the cache
-        self.known = self.prompt.copy()  # tokens there are: the prompt and what was answered
-        self.arrival_s, self.scheduled_s = np.full(count, np.nan), np.full(count, np.nan)
-        self.first_s, self.last_s = np.full(count, np.nan), np.full(count, np.nan)
-        self.late_s = np.zeros(count)  # of tokens behind a prompt's late kernels
+    def __init__(self, requests: Requests, block: int, tiers: int) -> None:
+        count, nothing = len(requests), math.nan
+        self.prompt: list[int] = requests.prompt.tolist()
+        self.total: list[int] = (requests.prompt + requests.output).tolist()
+        self.held: list[float] = requests.cached.tolist()  # tokens whose keys are in the cache
+        self.known: list[float] = requests.prompt.tolist()  # tokens there are: prompt and answer
+        self.arrival_s, self.scheduled_s = [nothing] * count, [nothing] * count
+        self.first_s, self.last_s = [nothing] * count, [nothing] * count
+        self.late_s = [0.0] * count  # of tokens behind a prompt's late kernels
+        self.replica = [0] * count  # that computes the prompt
+        # tokens that were found, by tier
+        self.cached = [requests.cached.tolist(), *([0] * count for _ in range(tiers - 1))]
+        self.shared = [0] * count  # blocks of the cache that were found
+        self.block, self._streams = block, requests.streams or Streams([], [], [])
+        self._chains: dict[int, Chain] = {}
+        self.computed: dict[int, int] = {}  # blocks of streams that any engine has computed
+
+    def chain(self, request: int) -> tuple[Chain, int]:
+        """Runs of a request's tokens, and the blocks of it that may be found: of those that were
+        ever computed, and not that of the prompt's last token, which is in any case.
+        """
+        stream = self._streams.of[request]
+        found = self._chains.get(stream)
+        if found is None:
+            found = self._chains[stream] = self._streams.chain(stream, self.block)
+            self.computed[stream] = found[-1][1]
+        most, computed = (self.prompt[request] - 1) // self.block, self.computed[stream]
+        return found, most if most < computed else computed
+
+
+class _Route:
+    """Engines alike, and which of them a request goes to."""
+
+    def __init__(
+        self, engines: Sequence[Engine], state: _Sequences, routing: str,
+        tiers: Sequence[Tier] | None = None, only_prompts: bool = False,
+    ) -> None:  # fmt: skip
+        self.state, self.routing, self.turn = state, routing, 0
+        self.workers = [
+            _Worker(one, state, at, tiers, only_prompts) for at, one in enumerate(engines)
+        ]
+        self.loads = [0] * len(engines)
+        self.holders: dict[int, set[int]] = {}  # of runs, engines that were left some
+
+    def take(self, request: int) -> _Worker:
+        """A request comes to an engine."""
+        at = 0
+        if self.routing == "round_robin":
+            at, self.turn = self.turn % len(self.workers), self.turn + 1
+        elif self.routing == "least_loaded":
+            at = self.loads.index(min(self.loads))
+        else:
+            at = self._nearest(request)
+        self.loads[at] += 1
+        worker = self.workers[at]
+        worker.take(request)
+        return worker
+
+    def _nearest(self, request: int) -> int:
+        """The engine that holds most of a prompt, unless that is little or engines are uneven."""
+        least, most = min(self.loads), max(self.loads)
+        if most - least <= _UNEVEN or most <= _TIMES_UNEVEN * least:
+            chain, blocks = self.state.chain(request)
+            best, held = -1, _MATCHED * self.state.prompt[request] / self.state.block
+            for run, _, _ in reversed(chain):
+                for at in self.holders.get(run, ()):
+                    found = self.workers[at].held(chain, blocks)
+                    if found > held or (found == held and self.loads[at] < self.loads[best]):
+                        best, held = at, found
+                if best >= 0:
+                    return best
+        return self.loads.index(least)
+
+    def left(self, worker: _Worker, request: int) -> None:
+        """A request has ended on an engine."""
+        self.loads[worker.place] -= 1
+        if self.routing == "prefix_aware":
+            run = self.state.chain(request)[0][-1][0]
+            self.holders.setdefault(run, set()).add(worker.place)
 
 
 class _Worker:
-    """An engine at work: `running` are requests in the order they were admitted."""
+    """An engine at work on what it planned: `filling` and `decoding` in the order of admission."""
 
-    def __init__(self, engine: Engine, state: _Sequences, only_prompts: bool = False) -> None:
-        self.engine, self.state, self.only_prompts = engine, state, only_prompts
+    def __init__(
+        self, engine: Engine, state: _Sequences, place: int, tiers: Sequence[Tier] | None = None,
+        only_prompts: bool = False,
+    ) -> None:  # fmt: skip
+        self.engine, self.state, self.place, self.only_prompts = engine, state, place, only_prompts
+        self.times, self.gain = engine.times.known, float(engine.tokens_a_step)
         self.waiting: collections.deque[int] = collections.deque()
-        self.running = np.zeros(0, int)
-        self.clock_s, self.preemptions, self.steps = 0.0, 0, 0
+        self.filling: list[int] = []  # what lacks more than a token
+        self.decoding: dict[int, int] = {}  # and what does not: the round that it ends with
+        self.reading: list[int] = []  # from a tier below
+        self.ends: list[tuple[int, int]] = []  # rounds that sequences end with, some of them gone
+        # rounds of decoding so far, and what they made of a sequence; of those that decode tokens
+        # without that, of others all; blocks that are counted as the cache's
+        self.rounds, self.gone, self.keys, self.others, self.shared = 0, 0.0, 0.0, 0.0, 0
+        self.most = 0  # blocks of all when they end
+        self.clock_s, self.end_s, self.late_s = 0.0, 0.0, 0.0
+        self.busy = self.begins = self.gathers = self.may_come = False
+        self.load = 0  # requests that have come and not ended
+        self.version, self.preemptions, self.taken, self.steps = 0, 0, 0, 0
+        self.chunks: list[float] = []
+        self.active, self.context = 0, 0.0  # sequences that decode now, and their mean keys
         self.looked, self.gathered = 0, 0  # steps since a look; that the first that waits has
         self.blocks = engine.kv_tokens // engine.block if engine.kv_tokens < math.inf else math.inf
-        self.total = state.prompt + 1 if only_prompts else state.total
-        self.gain, self.held_back = engine.tokens_a_step, not engine.admission.at_once
+        self.held_back = not engine.admission.at_once
+        self.cache = None if tiers is None else PrefixCache(engine.block, tiers)
 
-    @property
-    def load(self) -> int:
-        return len(self.running) + len(self.waiting)
+    def held(self, chain: Chain, most: int) -> int:
+        """Blocks of a prompt that any tier holds."""
+        return sum(self.cache.found(chain, most)[0]) if self.cache else 0
 
-    def take(self, request: int, when_s: float) -> None:
+    def total(self, request: int) -> int:
+        """Tokens with which a request ends here."""
+        return self.state.prompt[request] + 1 if self.only_prompts else self.state.total[request]
+
+    def take(self, request: int) -> None:
         """A request comes, now or while a step runs."""
-        longest = float(self.total[request]) + self.engine.drafted
-        if math.ceil(longest / self.engine.block) > self.blocks:
+        if self._most_blocks(request) > self.blocks:
             raise InputError(
                 f"expected requests that fit in the cache of {self.engine.kv_tokens:g} tokens, got"
-                f" one of {longest:g}; give it more memory or leave the request out"
+                f" one of {self.total(request) + self.engine.drafted:g}; give it more memory or"
+                " leave the request out"
             )
-        if not self.load:
-            self.clock_s = max(self.clock_s, when_s)
+        self.load += 1
         self.waiting.append(request)
 
-    def work(self, horizon_s: float) -> np.ndarray:
-        """Take a step, or as many as leave the batch as it is, until `horizon_s`; what ended."""
-        state, gain = self.state, self.gain
-        preempted = self._make_room()
-        want, decodes = self._wants(self.running)
-        take = np.clip(self.engine.budget - (np.cumsum(want) - want), 0, want)
-        held_back = self._held_back(decodes)
-        if not preempted and not held_back:
-            self._admit(self.engine.budget - float(take.sum()))
-            if len(self.running) > len(take):
-                want, decodes = self._wants(self.running)
-                take = np.clip(self.engine.budget - (np.cumsum(want) - want), 0, want)
-        run = self.running
-        decodes &= take > 0
-        chunk = np.where(decodes, 0.0, take)
-        tokens, sequences = float(chunk.sum()), int(decodes.sum())
-        keys = float(state.known[run][decodes].mean()) if sequences else 0.0
-        chunk_keys = float(chunk @ (state.held[run] + chunk / 2)) / tokens if tokens else 0.0
-        steps = 1
-        if not tokens and not preempted:
-            steps = self._unchanged(run)
-            steps = min(steps, held_back) if held_back and self.waiting else steps
-        times = self.engine.times.known
-        may_come = not self.waiting or held_back > 0  # and change what is done
-        if steps > 1 and may_come and horizon_s < math.inf:
-            first_s = float(times.seconds(sequences, keys))
-            steps = int(min(steps, max((horizon_s - self.clock_s) / first_s + 2, 1)))
-        context = keys + gain * np.arange(steps) if steps > 1 else keys
-        each_s = times.seconds(sequences, context, tokens, chunk_keys)
-        late_s = 0.0
-        if tokens and self.engine.times.launched_s:
-            late_s = float(times.seconds(sequences, keys, tokens, chunk_keys, True) - each_s)
-        if self.engine.one_by_one:
-            each_s = each_s + self._beside_one_batch(chunk[chunk > 0], chunk_keys)
-        ends_s = self.clock_s + np.cumsum(each_s)
-        if steps > 1 and may_come:  # the step in which the horizon lies is the last
-            steps = min(steps, int(np.searchsorted(ends_s, horizon_s)) + 1)
-        self.clock_s = float(ends_s[steps - 1])
-        self.steps += steps
-        self.looked = 0 if tokens else self.looked + steps
-        self.gathered = self.gathered + steps if held_back and self.waiting else 0
-        self._advance(run, decodes, chunk, gain * steps, late_s)
-        ended = state.known[run] >= self.total[run] - 1e-9
-        self.running = run[~ended]
-        return run[ended]
+    def plan(self) -> list[tuple[int, float]]:
+        """Choose the next step, or as many as leave the batch as it is (`busy` until `end_s`);
+        requests that begin by reading keys, and when those will be there.
+        """
+        engine, state, each = self.engine, self.state, 1 + self.engine.drafted
+        self.version += 1
+        preempted = not self._fits() and self._make_room()
+        held_back = self._held_back() if self.held_back else 0
+        reads: list[tuple[int, float]] = []
+        if self.waiting and not preempted and not held_back:
+            left = engine.budget - each * len(self.decoding)
+            for one in self.filling:
+                left -= state.known[one] - state.held[one]
+            reads = self._admit(left)
+        self.active = len(self.decoding)
+        left = engine.budget - each * self.active
+        self.context = self.keys / (self.active or 1) + self.gone
+        if left < 0:  # the oldest alone
+            self.active = math.ceil(engine.budget / each)
+            some = itertools.islice(self.decoding, self.active)
+            self.context = sum(map(state.known.__getitem__, some)) / self.active + self.gone
+        tokens = keys = 0.0
+        self.chunks = []
+        for request in self.filling:
+            chunk = min(state.known[request] - state.held[request], left)
+            if chunk <= 0:
+                break
+            left, tokens = left - chunk, tokens + chunk
+            keys += chunk * (state.held[request] + chunk / 2)
+            self.chunks.append(chunk)
+        self.busy = bool(tokens or self.active)
+        if not self.busy:  # all of them read
+            return reads
+        self.may_come = not self.waiting or held_back > 0  # and change what is done
+        self.gathers = held_back > 0 and bool(self.waiting)
+        self.steps, self.late_s = 1, 0.0
+        if tokens:
+            load = self.active, self.context, tokens, keys / tokens
+            seconds, self.late_s = self.times.with_prompts(*load)
+            if engine.one_by_one:
+                seconds += self._beside_one_batch(keys / tokens)
+        else:
+            most = 1 if preempted else self._unchanged()
+            most = min(most, held_back) if self.gathers else most
+            self.steps, seconds = self.times.steps(self.active, self.context, self.gain, most)
+        self.end_s = self.clock_s + seconds
+        return reads
 
-    def _beside_one_batch(self, chunks: np.ndarray, keys: float) -> float:
+    def cut(self, now_s: float) -> bool:
+        """Whether what came ends the planned steps, with that in which it came."""
+        if self.steps == 1 or not self.may_come or now_s >= self.end_s:
+            return False
+        steps, seconds = self.times.steps(
+            self.active, self.context, self.gain, self.steps, now_s - self.clock_s
+        )
+        if steps == self.steps:
+            return False
+        self.version += 1
+        self.steps, self.end_s = steps, self.clock_s + seconds
+        return True
+
+    def commit(self) -> list[int]:
+        """What was planned is done; what has ended with it."""
+        state = self.state
+        ended: list[int] = []
+        self.clock_s, self.busy = self.end_s, False
+        self.taken += self.steps
+        self.looked = 0 if self.chunks else self.looked + self.steps
+        self.gathered = self.gathered + self.steps if self.gathers else 0
+        if self.active:
+            more = self.gain * self.steps
+            beyond = self.active < len(self.decoding)  # the budget
+            for late in list(self.decoding)[self.active :] if beyond else ():
+                state.known[late] -= more
+                self.keys -= more
+                self.decoding[late] += self.steps
+                heapq.heappush(self.ends, (self.decoding[late], late))
+            self.rounds += self.steps
+            self.gone = self.gain * self.rounds
+            if self.ends[0][0] <= self.rounds:  # before what ends leaves its blocks
+                self._evict()
+            while self.ends and self.ends[0][0] <= self.rounds:
+                rounds, request = heapq.heappop(self.ends)
+                if self.decoding.get(request) == rounds:
+                    self._decodes_no_more(request)
+                    ended.append(request)
+        whole = 0
+        for request in self.filling[: len(self.chunks)]:
+            chunk = self.chunks[whole]
+            state.held[request] += chunk
+            if state.held[request] < state.known[request] - 1e-9:
+                break
+            whole += 1
+            self.others -= state.known[request]
+            state.known[request] += 1
+            if math.isnan(state.first_s[request]) and (
+                # what has more tokens is answered by the engine that decodes
+                not self.only_prompts or state.total[request] <= state.known[request]
+            ):
+                state.late_s[request] = self.late_s
+                state.first_s[request] = self.clock_s + self.late_s
+            if state.known[request] >= self.total(request) - 1e-9:
+                ended.append(request)
+            else:
+                self._decodes(request)
+        if whole:
+            del self.filling[:whole]
+        self.load -= len(ended)
+        for request in ended:
+            self._release(request, int(state.known[request] - 1) // self.engine.block)
+        return ended
+
+    def join(self, request: int) -> None:
+        """A request begins, all of its keys that are cached being there."""
+        state = self.state
+        if request in self.reading:
+            self.reading.remove(request)
+        known = state.known[request]
+        if known > state.prompt[request] and math.isnan(state.first_s[request]):
+            state.first_s[request] = self.clock_s  # another engine made it
+        if known > state.prompt[request] and known - state.held[request] <= 1:
+            self.others -= known
+            self._decodes(request)
+        else:
+            self.filling.append(request)
+
+    def _decodes(self, request: int) -> None:
+        """A sequence lacks no more than its next token."""
+        known = self.state.known[request]
+        left = self.total(request) - known
+        self.decoding[request] = ends = self.rounds + math.ceil(left / self.gain - 1e-9)
+        heapq.heappush(self.ends, (ends, request))
+        self.state.known[request] = known - self.gone
+        self.keys += known - self.gone
+
+    def _decodes_no_more(self, request: int) -> None:
+        del self.decoding[request]
+        self.keys -= self.state.known[request]
+        self.state.known[request] += self.gone
+
+    def _beside_one_batch(self, keys: float) -> float:
         """Seconds that prompts take one after the other beyond those of one batch of them."""
-        if len(chunks) < 2:
+        if len(self.chunks) < 2:
             return 0.0
         times = dataclasses.replace(self.engine.times, host_s=0.0)
+        chunks = np.array(self.chunks)
         one_by_one = times.seconds(0.0 * chunks, 1.0, chunks, keys)
         return float(one_by_one.sum() - times.seconds(0.0, 1.0, chunks.sum(), keys))
 
-    def _held_back(self, decodes: np.ndarray) -> int:
+    def _held_back(self) -> int:
         """Steps until prompts that wait are taken; 0: now, as when nobody decodes."""
-        how = self.engine.admission
-        if not (self.held_back and len(decodes) and decodes.all()):
+        if self.filling or not self.decoding:
             return 0
+        how, state = self.engine.admission, self.state
         look = int(-self.looked % how.every)
         if not self.waiting or not how.gather:
             return look
-        state, some = self.state, list(self.waiting)
-        tokens = float((state.known[some] - state.held[some]).sum()) + len(decodes)
-        return 0 if tokens >= how.tokens else max(look, int(how.gather) - self.gathered, 0)
+        tokens = sum(state.known[one] - state.held[one] for one in self.waiting)
+        enough = tokens + len(self.decoding) >= how.tokens
+        return 0 if enough else max(look, int(how.gather) - self.gathered, 0)
 
-    def _wants(self, run: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that sequences would compute, and which of them decode."""
-        lacks = self.state.known[run] - self.state.held[run]
-        decodes = (lacks <= 1) & (self.state.known[run] > self.state.prompt[run])
-        return np.where(decodes, 1 + self.engine.drafted, lacks), decodes
+    def _own_blocks(self, each: float, more: float = 0.0) -> float:
+        """Blocks of sequences beside those that are counted as the cache's, `more` tokens later,
+        where the last block of each counts as `each` above its tokens.
+        """
+        tokens = self.keys + self.others + len(self.decoding) * self.gone
+        count = self.load - len(self.waiting)
+        tokens += count * (more + self.engine.drafted)
+        return tokens / self.engine.block + each * count - self.shared
 
-    def _blocks(self, run: np.ndarray, more: float = 0.0) -> float:
-        """Blocks of the cache that sequences hold once `more` tokens are known of each."""
-        known = self.state.known[run] + (more + self.engine.drafted)
-        return float(np.ceil(known / self.engine.block).sum())
+    def _fits(self, blocks: float = 0.0, more: float = 0.0) -> bool:
+        """Whether there is room for so many blocks further, and tokens of each sequence."""
+        room = self.blocks - blocks - (self.cache.gpu.pinned_blocks if self.cache else 0)
+        if self.most - self.shared <= room or self._own_blocks(1.0, more) <= room:
+            return True
+        known, block = self.state.known, self.engine.block
+        more += self.engine.drafted
+        own = sum(math.ceil((known[one] + self.gone + more) / block) for one in self.decoding)
+        for one in (*self.filling, *self.reading):
+            own += math.ceil((known[one] + more) / block)
+        return own - self.shared <= room
+
+    def _most_blocks(self, request: int) -> int:
+        """Blocks of a sequence when it ends."""
+        return -(-(self.total(request) + self.engine.drafted) // self.engine.block)
+
+    def _evict(self) -> None:
+        """Blocks of the cache make room for those of sequences, whose last is half full."""
+        if self.cache and self.blocks < math.inf:
+            gpu, half = self.cache.gpu, (1 - 1 / self.engine.block) / 2
+            if gpu.used > (room := self.blocks - gpu.pinned_blocks - self._own_blocks(half)):
+                gpu.shrink(max(room, 0.0))
 
     def _make_room(self) -> bool:
         """Preempt the youngest until the others' tokens fit; whether any was."""
-        if self.blocks == math.inf or self._blocks(self.running) <= self.blocks:
-            return False
-        while self._blocks(self.running) > self.blocks:
-            youngest = int(self.running[-1])
-            self.running = self.running[:-1]
+        before = self.preemptions
+        while not self._fits() and (self.filling or self.decoding):
+            if self.filling:
+                youngest = self.filling.pop()
+                self.others -= self.state.known[youngest]
+            else:
+                youngest = next(reversed(self.decoding))
+                self._decodes_no_more(youngest)
+            self._release(youngest, 0)
             self.waiting.appendleft(youngest)
             self.state.held[youngest] = 0.0
             self.preemptions += 1
-        return True
+        return self.preemptions > before
 
-    def _admit(self, budget: float) -> None:
-        """Let those that wait begin, in order."""
-        state, held = self.state, math.nan
-        while self.waiting and budget > 0 and len(self.running) < self.engine.slots:
-            request = np.array(self.waiting[0])
-            if self.blocks < math.inf:
-                held = self._blocks(self.running) if math.isnan(held) else held
-                held += self._blocks(request)
-                if held > self.blocks:
-                    return
+    def _admit(self, budget: float) -> list[tuple[int, float]]:
+        """Let those that wait begin, in order; those that read first, and when they are ready."""
+        state, cache = self.state, self.cache
+        reads: list[tuple[int, float]] = []
+        room = self.engine.slots - self.load + len(self.waiting)
+        while self.waiting and budget > 0 and room > 0:
+            request = self.waiting[0]
+            known, found, pinned = state.known[request], [0], 0
+            if cache:
+                chain, most = state.chain(request)
+                found, pinned = cache.found(chain, most)
+            blocks = math.ceil((known + self.engine.drafted) / self.engine.block)
+            if not self._fits(blocks - pinned):
+                break
             self.waiting.popleft()
-            self.running = np.append(self.running, request)
-            budget -= float(state.known[request] - state.held[request])
+            self.others += known
+            self.most += self._most_blocks(request)
+            room -= 1
+            ready_s = self.clock_s
+            if cache:
+                cache.gpu.pin(chain)
+                self.shared += found[0]
+                state.shared[request] = found[0]
+                if (held := sum(found)) > found[0]:
+                    ready_s = cache.read_s(found, self.clock_s)
+                state.held[request] = held * self.engine.block
             if math.isnan(state.scheduled_s[request]):
-                state.scheduled_s[request] = self.clock_s
-            if math.isnan(state.first_s[request]) and state.known[request] > state.prompt[request]:
-                state.first_s[request] = self.clock_s  # another engine made it
+                state.scheduled_s[request], state.replica[request] = self.clock_s, self.place
+                if cache:
+                    for tier, count in zip(state.cached, found, strict=True):
+                        tier[request] = count * self.engine.block
+            if ready_s > self.clock_s:
+                self.reading.append(request)
+                reads.append((request, ready_s))
+            else:
+                budget -= known - state.held[request]
+                self.join(request)
+            self._evict()
+        return reads
 
-    def _unchanged(self, run: np.ndarray) -> int:
+    def _release(self, request: int, count: int) -> None:
+        """A sequence gives up its blocks; the first `count` stay in the cache."""
+        self.most -= self._most_blocks(request)
+        if self.cache:
+            chain, _ = self.state.chain(request)
+            stream = chain[-1][0]
+            self.state.computed[stream] = max(self.state.computed[stream], count)
+            self.cache.leave(chain, count)
+            self.shared -= self.state.shared[request]
+
+    def _unchanged(self) -> int:
         """Steps until a sequence ends or the cache is full."""
-        state, gain = self.state, self.gain
-        left = float((self.total[run] - state.known[run]).min())
-        steps = max(1, min(math.ceil(left / gain - 1e-9), _LONGEST))
-        if self.blocks == math.inf or self._blocks(run, gain * (steps - 1)) <= self.blocks:
+        while self.decoding.get(self.ends[0][1]) != self.ends[0][0]:
+            heapq.heappop(self.ends)
+        steps = max(1, self.ends[0][0] - self.rounds)
+        if self._fits(0.0, self.gain * (steps - 1)):
             return steps
         low, high = 1, steps  # steps of which the last fits, and of which it does not
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self._blocks(run, gain * (middle - 1)) <= self.blocks
+            fits = self._fits(0.0, self.gain * (middle - 1))
             low, high = (middle, high) if fits else (low, middle)
         return low
-
-    def _advance(
-        self, run: np.ndarray, decodes: np.ndarray, chunk: np.ndarray, gain: float, late_s: float
-    ) -> None:
-        state = self.state
-        prompts = run[chunk > 0]
-        state.held[prompts] += chunk[chunk > 0]
-        whole = prompts[state.held[prompts] >= state.known[prompts] - 1e-9]
-        state.known[whole] += 1
-        state.known[run[decodes]] += gain
-        state.held[run[decodes]] = state.known[run[decodes]] - 1
-        new = whole[np.isnan(state.first_s[whole])]
-        if self.only_prompts:  # what has more tokens is answered by the engine that decodes
-            new = new[state.total[new] <= state.known[new]]
-        state.late_s[new] = late_s
-        state.first_s[new] = self.clock_s + late_s

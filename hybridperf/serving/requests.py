@@ -8,11 +8,34 @@ table: a request comes at its time, or when another has ended.
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
 from hybridperf.io import InputError
+from hybridperf.serving.prefix_cache import Chain
+
+
+@dataclasses.dataclass(frozen=True)
+class Streams:
+    """K streams of tokens, which a request's prompt begins and its answer goes on with; a stream
+    may begin with another's tokens.
+    """
+
+    of: list[int]  # [N] of each request
+    parent: list[int]  # [K] -1: none; a stream of a smaller number
+    branch: list[int]  # [K] tokens that are the parent's
+
+    def chain(self, stream: int, block: int) -> Chain:
+        """Runs of its blocks from the root on (`prefix_cache.py`); a block that is the parent's in
+        part is its own.
+        """
+        parent, begins = self.parent[stream], self.branch[stream] // block
+        above = self.chain(parent, block) if parent >= 0 else ()
+        own = (stream, begins if parent >= 0 else 0, sys.maxsize)
+        return (*((run, at, min(end, begins)) for run, at, end in above if at < begins), own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +47,21 @@ class Requests:
     output: np.ndarray  # [N] tokens, 1 or more
     after: np.ndarray  # [N] the request whose end it waits for, -1: none
     cached: np.ndarray  # [N] first tokens of the prompt whose keys the engine holds already
+    streams: Streams | None = None  # whose first tokens prompts are, for a cache of prefixes
+    # [M, 2] a request with `after`, and another whose end it waits for, too
+    joins: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 2), int))
 
     def __len__(self) -> int:
         return len(self.prompt)
+
+    def followers(self) -> tuple[Callable[[int], list[int]], list[int]]:
+        """Requests that wait for a request's end, and for how many each waits [N]."""
+        waits = np.flatnonzero(self.after >= 0)
+        pairs = np.concatenate([np.stack([waits, self.after[waits]], 1), self.joins])
+        pairs = pairs[np.argsort(pairs[:, 1], kind="stable")]
+        begins = np.searchsorted(pairs[:, 1], np.arange(len(self) + 1)).tolist()
+        some, counts = pairs[:, 0].tolist(), np.bincount(pairs[:, 0], minlength=len(self)).tolist()
+        return lambda request: some[begins[request] : begins[request + 1]], counts
 
 
 def arriving(
@@ -97,6 +132,8 @@ class Served:
     last_token_s: np.ndarray
     preemptions: int
     steps: int  # of all engines
+    replica: np.ndarray  # [N] engine that computed the prompt
+    cached: np.ndarray  # [N, tiers] tokens of the prompt that were found, of the GPU's cache first
 
     @property
     def ttft_s(self) -> np.ndarray:
