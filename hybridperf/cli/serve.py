@@ -37,6 +37,11 @@ def serve(
     prices: Path | None = None,
     requests: Path | None = None,
     trace: str = "",
+    sessions: str = "",
+    routing: str = "",
+    host_cache: Annotated[float, Option(min=0)] = 0.0,
+    nvme: Annotated[float, Option(min=0)] = 0.0,
+    nvme_bandwidth: Annotated[float, Option(min=0)] = 0.0,
     top: int = 10,
     html: Path | None = None,
     why: bool = False,
@@ -45,7 +50,8 @@ def serve(
     """Predict each row of a table of served models: time to first token, time per output token,
     throughput, memory. With --shape instead: all ways to serve a model on some GPUs, ranked by
     tokens a second and GPU under limits of latency, with their front, costs and launch commands;
-    with --requests also what recorded requests see of the best.
+    with --requests or --sessions also what recorded requests or tasks of several turns see of the
+    best.
 
     Columns that are read; what is left out is assumed, and the note says so.
     Names that frameworks give them are read, too; a name that resembles one is refused:
@@ -60,6 +66,24 @@ def serve(
 
     \b
     COLUMNS requests
+
+    \b
+    Lines of --sessions, a JSON object each:
+      arrival_s       when the session comes; 0 if not given
+      turns           list of new_tokens (of the prompt, beyond all that was said before),
+                      output_tokens, pause_s (behind the answer before, or the arrival; 0 if not
+                      given) and agents, sessions that start with the answer and that the next
+                      turn waits for
+      shared, shared_tokens    first tokens that all sessions of this name begin with
+      inherits        of an agent: true where it begins with the context of its turn
+      session_id      not read
+    or distributions, as NAME=NUMBER, NAME=LOW..HIGH (uniform) or NAME=MEAN~SPREAD (log-normal,
+    SPREAD the deviation of logs), separated by commas:
+      turns, new_tokens, output_tokens, pause_s    as above
+      rate or clients    sessions a second that come, or that many at a time
+      count           sessions; 1,000 if not given
+      fan_out, agent_turns    agents that a turn starts, 0 if not given, and their turns
+      shared_tokens, seed     0 if not given
     """
     if not shape:
         if rows is None:
@@ -84,7 +108,7 @@ def serve(
     of_shape(
         shape, system, device, gpus, isl, osl, sla, framework, precision,
         drafted, acceptance, cached_share, prices, top, out, html, requests, trace, fit_on or [],
-        model, why,
+        model, why, sessions, routing, (host_cache, nvme, nvme_bandwidth),
     )  # fmt: skip
     return 0
 
@@ -142,7 +166,8 @@ def of_shape(
     precision: str, drafted: int, acceptance: float | None, cached_share: float,
     prices: Path | None, top: int, out: Path | None, html: Path | None,
     requests: Path | None = None, trace: str = "", fit_on: Sequence[Path] = (),
-    effects: Path | None = None, why: bool = False,
+    effects: Path | None = None, why: bool = False, sessions: str = "", routing: str = "",
+    lower: tuple[float, float, float] = (0.0, 0.0, 0.0),
 ) -> None:  # fmt: skip
     """Print all deployments, ranked; `hybridperf serve` has the arguments."""
     from hybridperf.engine.economy import economy
@@ -153,7 +178,7 @@ def of_shape(
     from hybridperf.serving.deployments import deployments, precisions
     from hybridperf.serving.function import deployment_elasticities
     from hybridperf.serving.machines import machine_of
-    from hybridperf.serving.report import open_loop_report, serving_report
+    from hybridperf.serving.report import open_loop_report, serving_report, sessions_report
     from hybridperf.serving.table import unmeasured_note
     from hybridperf.workloads.serving import Deployment
     from hybridperf.workloads.transformer.zoo import load_shape
@@ -163,9 +188,11 @@ def of_shape(
             least, given = (2, number + 1) if option == "--osl" else (1, number)
             raise wrong(f"expected {option} of at least {least}, got {given}")
     files = [Path(one) for one in (shape, system, device) if one.endswith((".toml", ".json"))]
-    common.table_ready(out, [*files, prices, requests, *fit_on], html=html)
+    read = Path(sessions) if sessions and "=" not in sessions else None
+    common.table_ready(out, [*files, prices, requests, read, *fit_on], html=html)
     if trace and requests is None:
         raise wrong(f"expected --requests FILE with --trace {trace}, got none")
+    tasks = _sessions(sessions, routing, lower, requests)
     recorded = open_loop.recorded(read_table(requests), trace) if requests else None
     if why and (fit_on or effects):
         raise wrong("expected --why without --fit-on and --model, got both; leave one of them out")
@@ -184,6 +211,8 @@ def of_shape(
     )  # fmt: skip
     if recorded is not None:
         asked = open_loop.with_lengths_of(asked, recorded)
+    if tasks is not None:
+        asked = open_loop.with_sessions(asked, tasks)
     rates = economy(model.device, prices)
     found = deployments(asked, rates)
     bare = "" if model.measured.families else unmeasured_note(model.device.id)
@@ -204,12 +233,44 @@ def of_shape(
         served = open_loop.served_openly(asked, found.iloc[0].to_dict(), recorded)
         common.result(open_loop=served.percentiles())
         print("\n" + open_loop_report(served))
+    if tasks is not None:
+        done = open_loop.served_sessions(
+            asked, found.iloc[0].to_dict(), tasks, routing or "prefix_aware", *lower
+        )
+        common.result(sessions=done.summary(), turns=done.by_turn())
+        print("\n" + sessions_report(done))
     if why:
         place, drives = deployment_elasticities(asked, found)
         print(f"\nof deployment {place + 1}, the best whose engines do all:")
         common.result(elasticities_of=found.iloc[[place]])
         common.say_elasticities(drives)
     common.table_written(found, out, f"\n{len(found)} deployments, the best first, in")
+
+
+def _sessions(
+    told: str, routing: str, lower: tuple[float, float, float], requests: Path | None
+) -> Any:
+    """Sessions of a file or of distributions; None where none are asked for."""
+    from hybridperf.serving.batching import ROUTINGS
+    from hybridperf.serving.sessions import drawn_sessions, read_sessions, requests_of
+
+    if not told:
+        if routing or any(lower):
+            raise wrong(
+                "expected --sessions with --routing, --host-cache and --nvme, got none; caches of"
+                " prefixes are theirs"
+            )
+        return None
+    if requests is not None:
+        raise wrong("expected --requests or --sessions, got both; leave one of them out")
+    if routing and routing not in ROUTINGS:
+        raise wrong(f"expected --routing of {', '.join(ROUTINGS)}, got {routing!r}")
+    if bool(lower[1]) != bool(lower[2]):
+        raise wrong("expected --nvme and --nvme-bandwidth together, got one of them")
+    if "=" in told:
+        words = named_in(names_in(told), "--sessions NAME=VALUE", "turns=12,rate=2", str.strip)
+        return requests_of(*drawn_sessions(words))
+    return requests_of(read_sessions(told))
 
 
 def _limits(sla: str) -> dict[str, float]:

@@ -1,15 +1,16 @@
-"""A deployment under recorded arrivals: requests that come whether or not it keeps up.
+"""A deployment under recorded arrivals, which come whether or not it keeps up, and under sessions.
 
 Rows of `deployments` are chosen by a closed loop in its steady state; here the event simulation
-(`batching.py`) serves every request of a table by the engines of one row, with what is believed of
-the framework, so that bursts, unlike lengths, full caches and preemption count. Tokens leave as
-much later as is believed of the way to the engine and back.
+(`batching.py`) serves every request of a table, or of sessions (`sessions.py`), by the engines of
+one row, with what is believed of the framework, so that bursts, unlike lengths, full caches,
+preemption and what caches of prefixes find count. Tokens leave as much later as is believed of the
+way to the engine and back.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ from hybridperf.serving.batching import Engine, Link, serve
 from hybridperf.serving.deployment_latency import Question
 from hybridperf.serving.deployments import engine_of
 from hybridperf.serving.launch_lines import prefill_row
+from hybridperf.serving.prefix_cache import Tier
 from hybridperf.serving.requests import Requests, Served, arriving
+from hybridperf.serving.sessions import ServedSessions, Sessions
 from hybridperf.workloads.serving import prompt_launches, step_times
 from hybridperf.workloads.serving.deployment import serving_memory
 
@@ -49,13 +52,68 @@ def recorded(frame: pd.DataFrame, trace: str = "") -> Requests:
 def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -> Served:
     """Requests served by the engines of a row of `deployments(asked)`."""
     cached = np.floor(requests.prompt * asked.cached_share).astype(int)
-    requests = dataclasses.replace(requests, cached=cached)
+    return _served(asked, row, dataclasses.replace(requests, cached=cached))
+
+
+def served_sessions(
+    asked: Question, row: Mapping[str, Any], sessions: Sessions, routing: str = "prefix_aware",
+    host_bytes: float = 0.0, nvme_bytes: float = 0.0, nvme_bytes_per_s: float = 0.0,
+) -> ServedSessions:  # fmt: skip
+    """Sessions served by the engines of a row of `deployments(asked)`, which find in their caches
+    what they computed before.
+
+    Args:
+        asked: the question; its `cached_share` says nothing here.
+        row: of the table.
+        sessions: as requests.
+        routing: of `batching.serve`.
+        host_bytes: of a node's memory below its GPUs' caches, each GPU's share of it; 0: none.
+        nvme_bytes: of its drives below that; 0: none.
+        nvme_bytes_per_s: of all of a node's drives.
+
+    Raises:
+        InputError: contexts beyond the model's or the cache's, tiers without a known machine.
+    """
+    requests, shape = sessions.requests, asked.shape
+    places = (shape.max_positions or shape.seq) if shape.positions == "learned" else np.inf
+    longest = int((requests.prompt + requests.output).max())
+    if longest > places:
+        raise InputError(
+            f"expected sessions within the {places} positions of {shape.name}, got one of"
+            f" {longest} tokens; give it fewer turns or tokens"
+        )
+    # answers are there as much later, and so is the next turn
+    late_s = np.where(requests.after >= 0, asked.effects().first_token_s, 0.0)
+    requests = dataclasses.replace(requests, arrival_s=requests.arrival_s + late_s)
+    first = prefill_row(row) if row["mode"] != "aggregated" else row
+    token = serving_memory(engine_of(asked, first)).token
+    tiers = []
+    if host_bytes or nvme_bytes:
+        if asked.model.collectives is None:
+            raise InputError("expected a system whose hosts are known, got none; leave tiers out")
+        node = asked.model.collectives.system
+        each = token * node.accelerators_per_node
+        lower = (
+            ("host", host_bytes / each, node.host_link_bytes_per_s / token),
+            ("nvme", nvme_bytes / each, nvme_bytes_per_s / each),
+        )
+        tiers = [Tier(*one) for one in lower if one[1]]
+    served = _served(asked, row, requests, routing, tiers)
+    names = ("gpu", *(one.name for one in tiers))
+    return ServedSessions(sessions, served, names, float(row["gpus"]))
+
+
+def _served(
+    asked: Question, row: Mapping[str, Any], requests: Requests, routing: str = "least_loaded",
+    tiers: Sequence[Tier] | None = None,
+) -> Served:  # fmt: skip
     engine = _engine(asked, row)
     ranks = int(row["replicas"]) * int(row["attention_dp"])
     apart = row["mode"] != "aggregated"
     effects = asked.effects(apart)
     if not apart:
-        return _as_sent(serve(requests, [engine] * ranks), engine, effects)
+        found = serve(requests, [engine] * ranks, routing=routing, tiers=tiers)
+        return _as_sent(found, engine, effects)
     first = {**prefill_row(row), "sequences": int(requests.prompt.size)}
     prompts = int(row["prefill_replicas"]) * int(row["prefill_dp"])
     system = asked.model.collectives.system if asked.model.collectives else None
@@ -64,7 +122,8 @@ def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -
         token = serving_memory(engine_of(asked, first)).token
         link = Link(token, system.link_bytes_per_s(asked.gpus), system.latency_s)
     of_prompts = [_engine(asked, first, only_prompts=True)] * prompts
-    return _as_sent(serve(requests, [engine] * ranks, of_prompts, link), engine, effects)
+    found = serve(requests, [engine] * ranks, of_prompts, link, routing, tiers)
+    return _as_sent(found, engine, effects)
 
 
 def _as_sent(served: Served, engine: Engine, effects: ServingEffects) -> Served:
@@ -106,3 +165,10 @@ def with_lengths_of(asked: Question, requests: Requests) -> Question:
     prompt, output = (max(round(float(one.mean())), least) for one, least in
                       ((requests.prompt, 1), (requests.output, 2)))  # fmt: skip
     return dataclasses.replace(asked, prompt=prompt, output=output)
+
+
+def with_sessions(asked: Question, sessions: Sessions) -> Question:
+    """The same for sessions, all of whose contexts are found unless the question has a share."""
+    asked = with_lengths_of(asked, sessions.requests)
+    share = 1.0 - float(sessions.new.sum() / sessions.requests.prompt.sum())
+    return dataclasses.replace(asked, cached_share=asked.cached_share or share)

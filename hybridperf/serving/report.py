@@ -16,6 +16,7 @@ from hybridperf.report.text import (
 )
 from hybridperf.serving.launch_lines import checkpoint_words, launch_lines, prefill_row
 from hybridperf.serving.requests import Served
+from hybridperf.serving.sessions import ServedSessions
 
 LEGEND = (
     "sequences: of each attention rank at once; tokens/s/GPU: of output, over all GPUs given;"
@@ -25,6 +26,7 @@ LEGEND = (
     "intervals: 90 %, as wide as published operating points lie around the law without any"
     " fit; --fit-on ROWS narrows them by your own",
 )
+_TURNS = 24  # that are listed
 _FITTED = "intervals: 90 %, by what {} measured rows tell"
 
 
@@ -87,6 +89,34 @@ def open_loop_report(served: Served) -> str:
         f" {served.tokens_per_s():,.0f} output tokens/s, {served.preemptions:,} preemptions"
     )
     return "\n".join([head, items_table(told.itertuples(), columns)])
+
+
+def sessions_report(found: ServedSessions) -> str:
+    """Tasks of sessions by the best deployment, and their turns."""
+    row = next(found.summary().itertuples())
+    hits = ", ".join(f"{name} {share:.0%}" for name, share in found.hits().items())
+    lines = [
+        f"The best deployment under {row.sessions:,} sessions of {row.requests:,} requests, by"
+        f" simulation: {row.tasks_per_gpu_hour:,.4g} tasks per GPU hour, {row.preemptions:,}"
+        " preemptions",
+        f"a task takes {step_words(row.task_p50_s)} (P50), {step_words(row.task_p90_s)} (P90),"
+        f" {step_words(row.task_p99_s)} (P99); of its prompts' tokens caches hold: {hits}",
+    ]
+    columns: dict[str, Callable[[Any], Any]] = {
+        "turn": lambda row: row.turn,
+        "requests": lambda row: f"{row.requests:,}",
+        "prompt": lambda row: f"{row.prompt_tokens:,.0f}",
+        "cached": lambda row: f"{row.cached_share:.0%}",
+        "TTFT P50": lambda row: step_words(row.ttft_p50_s),
+        "P90": lambda row: step_words(row.ttft_p90_s),
+        "P99": lambda row: step_words(row.ttft_p99_s),
+        "TPOT": lambda row: step_words(row.tpot_s),
+    }
+    turns = found.by_turn()
+    if len(turns) > _TURNS:
+        lines.append(f"the first and last of {len(turns)} turns; --json has all")
+        turns = pd.concat([turns.head(_TURNS - 3), turns.tail(3)])
+    return "\n".join([*lines, items_table(turns.itertuples(), columns)])
 
 
 def commands(row: Mapping[str, Any], model: str) -> dict[str, str]:
