@@ -156,7 +156,7 @@ def serve(
                     comes(request, behind_s[request])
             worker = routes[what].take(whose)
         elif kind == _READ:
-            worker = whose
+            worker, whose.may_come = whose, True
             worker.join(what)
         elif kind == _BEGINS:
             worker, whose.begins = whose, False
