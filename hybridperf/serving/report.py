@@ -106,7 +106,7 @@ def sessions_report(found: ServedSessions) -> str:
         "turn": lambda row: row.turn,
         "requests": lambda row: f"{row.requests:,}",
         "prompt": lambda row: f"{row.prompt_tokens:,.0f}",
-        "cached": lambda row: f"{row.cached_share:.0%}",
+        "cached": lambda row: f"{row.hit_share:.0%}",
         "TTFT P50": lambda row: step_words(row.ttft_p50_s),
         "P90": lambda row: step_words(row.ttft_p90_s),
         "P99": lambda row: step_words(row.ttft_p99_s),

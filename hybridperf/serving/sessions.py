@@ -335,7 +335,7 @@ class ServedSessions:
         told: dict[str, Any] = {
             "requests": groups.size(),
             "prompt_tokens": groups["prompt"].mean(),
-            "cached_share": groups["cached"].sum() / groups["prompt"].sum(),
+            "hit_share": groups["cached"].sum() / groups["prompt"].sum(),
         }
         told |= {f"ttft_p{one}_s": groups["ttft_s"].quantile(one / 100) for one in (50, 90, 99)}
         found = pd.DataFrame(told | {"tpot_s": groups["tpot_s"].mean()}).reset_index()

@@ -48,7 +48,7 @@ def test_two_turns_by_hand() -> None:
     told = ServedSessions(sessions, served, ("gpu",), gpus=2.0)
     assert told.tasks_s() == pytest.approx([8.0], rel=1e-5)
     assert told.tasks_per_gpu_hour() == pytest.approx(3600 / 8 / 2, rel=1e-5)
-    assert told.by_turn()["cached_share"].tolist() == pytest.approx([0.0, 32 / 74])
+    assert told.by_turn()["hit_share"].tolist() == pytest.approx([0.0, 32 / 74])
 
 
 def test_a_turn_waits_for_all_agents() -> None:
@@ -273,7 +273,7 @@ def test_the_command_serves_sessions(run, refused, tmp_path: Path) -> None:
     status, text, _ = run(*asked, "--host-cache", "1e12", "--json")
     assert status == 0
     told = json.loads(text)
-    assert [row["cached_share"] for row in told["turns"]] == [0.0, pytest.approx(4016 / 4320)]
+    assert [row["hit_share"] for row in told["turns"]] == [0.0, pytest.approx(4016 / 4320)]
     assert told["sessions"][0]["gpu_hit_share"] == pytest.approx(4016 / 8320)
     assert told["turns"][1]["ttft_p50_s"] < told["turns"][0]["ttft_p50_s"]
     assert "expected --routing of" in refused(*asked, "--routing", "random")
