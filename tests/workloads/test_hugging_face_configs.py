@@ -235,7 +235,7 @@ def test_every_architecture_is_counted_by_something_here():
     """
     tested = {one.get("text_config", one)["model_type"] for _, one in PUBLISHED.values()}
     left = set(_WITHOUT_SIZES) - tested
-    assert left == {"minimax_text_01", "dbrx", *_TEXT_MODELS}
+    assert left == {"minimax_text_01", "dbrx", "longcat_flash", *_TEXT_MODELS}
 
 
 def test_the_experts_of_a_dbrx(tmp_path):
@@ -248,6 +248,22 @@ def test_the_experts_of_a_dbrx(tmp_path):
     shape = hp.load_shape(written(tmp_path / "dbrx", content))
     assert shape.parameters == pytest.approx(132e9, rel=0.005)
     assert shape.active_parameters == pytest.approx(36e9, rel=0.015)
+
+
+def test_a_layer_with_two_attentions_is_two(tmp_path):
+    """LongCat-Flash: 560 billion parameters (2509.01322). Transformers makes room for those of the
+    256 experts that pass a token on, too, which have none.
+    """
+    content = {
+        "model_type": "longcat_flash", "vocab_size": 131072, "hidden_size": 6144, "num_layers": 28,
+        "num_attention_heads": 64, "ffn_hidden_size": 12288, "expert_ffn_hidden_size": 2048,
+        "n_routed_experts": 512, "zero_expert_num": 256, "moe_topk": 12, "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    }  # fmt: skip
+    shape = hp.load_shape(written(tmp_path / "longcat", content))
+    assert shape.parameters == pytest.approx(560e9, rel=0.002)
+    assert shape.same_model(load_shape("longcat-flash"))
+    assert [kind.count for kind in shape.layer_kinds] == [28, 28]
 
 
 def test_what_a_config_leaves_open_is_said(tmp_path):
@@ -268,7 +284,7 @@ def test_what_a_config_leaves_open_is_said(tmp_path):
     ("changes", "says"),
     [
         ({"model_type": "lama"}, r"unknown model_type 'lama' \(did you mean 'llama'\?\)"),
-        ({"model_type": "mamba2"}, "unknown model_type 'mamba2'"),
+        ({"model_type": "mamba"}, "unknown model_type 'mamba'"),
         ({"model_type": None, "architectures": ["X"]}, "unknown model_type 'None'"),
         ({"hidden_size": None}, "expected hidden_size in the config of a llama, found none"),
         ({"intermediate_size": None}, "expected intermediate_size in the config of a llama"),
@@ -371,7 +387,7 @@ _TEXT_MODELS = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_m
 # of these no sizes are given where a config says nothing, or only their publisher's code knows them
 _WITHOUT_SIZES = (
     "nemotron", "nemotron_h", "deepseek_v2", "kimi_k2", "minimax_text_01", "minimax_m1", "dbrx",
-    "mistral4",
+    "mistral4", "longcat_flash",
     *_TEXT_MODELS,
 )  # fmt: skip
 # what four layers of others need besides
@@ -379,6 +395,17 @@ _SAID = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "hunyuan_v1_dense": {"head_dim": 128},
     "ministral": {"head_dim": 128},
+    "gemma4_text": {
+        "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "kimi_linear": {"layer_types": [*3 * ["linear_attention"], "full_attention"]},
+    "laguna": {
+        "layer_types": ["full_attention", *3 * ["sliding_attention"]],
+        "num_attention_heads_per_layer": [48, 64, 64, 64],
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "dots1": {
         "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
         "topk_group": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1,
@@ -407,6 +434,30 @@ def test_parameters_are_those_that_transformers_makes(name, tmp_path):
         net = kind.from_config(own)
     theirs = sum(one.numel() for one in net.parameters())
     assert load_shape(tmp_path / "config.json").parameters == pytest.approx(theirs, rel=1e-3)
+
+
+def test_experts_beside_an_mlp_and_heads_as_transformers_saves_them(tmp_path):
+    """Gemma 4's 26B-A4B: both in each layer; what its hub file says means the same heads."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra `torch`)")
+    transformers = pytest.importorskip("transformers", reason="transformers is missing (`dev`)")
+    if "gemma4_text" not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no gemma4_text")
+    heads = {"global_head_dim": 512, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
+    said = {
+        "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 8,
+        "top_k_experts": 2, "moe_intermediate_size": 704, **heads,
+    }  # fmt: skip
+    own = transformers.AutoConfig.for_model("gemma4_text", **said)
+    own.to_json_file(tmp_path / "config.json", use_diff=False)
+    with torch.device("meta"):
+        net = transformers.AutoModelForCausalLM.from_config(own)
+    shape = load_shape(tmp_path / "config.json")
+    theirs = sum(one.numel() for one in net.parameters())
+    assert shape.parameters == pytest.approx(theirs, rel=1e-4)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    del saved["per_layer_config"]
+    assert load_shape(written(tmp_path / "hub", {**saved, **heads})).same_model(shape)
 
 
 @pytest.mark.parametrize("experts", [0, 8])

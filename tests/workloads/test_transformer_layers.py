@@ -141,7 +141,7 @@ def test_forward_flops_are_those_of_the_formula(name):
     assert model(c, "forward") == pytest.approx(
         shape.forward_flops(2, causal=causal), rel=1e-3 if fused else 1e-12
     )
-    if not fused:
+    if not fused and shape.scan is None:  # a scan computes states and scores again
         assert model(c, "backward") == pytest.approx(2 * model(c, "forward"), rel=1e-12)
 
 

@@ -38,6 +38,7 @@ from hybridperf.workloads.transformer.columns import FULL, SELECTIVE
 from hybridperf.workloads.transformer.counts import LayerKind, norms_of
 from hybridperf.workloads.transformer.layout import Layouts
 from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.workloads.transformer.sizes import SCANS, WITHOUT_ATTENTION
 
 
 @jax.tree_util.register_dataclass
@@ -125,6 +126,7 @@ def layer_activations(
         alone: as measured by itself, with its output and its norms' statistics.
     """
     kind = kind or shape.layer_kinds[-1]
+    shape = shape.of(kind.mixer)
     e, h, x = element_bytes, shape.hidden, layouts
     kept = e if input_bytes is None else input_bytes
     xp = array_module(*x)
@@ -162,9 +164,11 @@ def layer_activations(
     if kind.cross:
         heads = heads + tokens * e * query / x.tp + source * e * kv * kv_share
 
-    if kind.mixer in ("mlp", "scan"):
+    if kind.mixer in WITHOUT_ATTENTION:
         heads = 0.0 * heads
-    if kind.mixer == "scan" and shape.scan:  # as it enters, as convolved, as it leaves, normed
+    if kind.mixer == "conv":  # what comes in, what both gates multiply, the result
+        heads = heads + 6 * tokens * e * h / x.tp
+    if kind.mixer in SCANS and shape.scan:  # as it enters, as convolved, as it leaves, normed
         scan = shape.scan
         widths = scan.width + (scan.inner + scan.keys if scan.conv else 0) + 2 * scan.inner
         heads = heads + tokens * e * widths / x.tp
@@ -183,6 +187,6 @@ def layer_activations(
         length = (shape.decoder_seq or shape.seq) if kind.cross else shape.seq
         pairs = tokens * length + (tokens * shape.seq if kind.cross else 0.0)
         scores = (e + (e + _MASK_BYTES if dropout else 0.0)) * shape.heads * pairs / x.tp
-    if kind.mixer in ("mlp", "scan"):
+    if kind.mixer in WITHOUT_ATTENTION:
         scores = 0.0 * scores
     return LayerActivations(hidden, heads, ffn, scores, e * tokens * h / between, not fused)

@@ -29,6 +29,7 @@ from hybridperf.ops.quantise import SCHEMES, known_scheme
 from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.fields import check_fields
 from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.workloads.transformer.sizes import SCANS, WITHOUT_ATTENTION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,13 +258,14 @@ def _weights(served: Deployment, kind: LayerKind) -> float:
 
 def _kept(served: Deployment, kind: LayerKind) -> tuple[float, float]:
     """(bytes of a token, of a sequence) in a layer's cache."""
-    shape, each = served.shape, DTYPE_BYTES[canonical_dtype(served.kv_dtype)]
-    if kind.mixer == "mlp":
-        return 0.0, 0.0
-    if kind.mixer == "scan" and shape.scan is not None:
-        scan = shape.scan
-        return 0.0, scan.heads / served.tp * scan.head_dim * scan.state * _STATE_BYTES
+    shape = served.shape.of(kind.mixer)
+    each = DTYPE_BYTES[canonical_dtype(served.kv_dtype)]
+    state = shape.conv * shape.hidden / served.tp * _STATE_BYTES if kind.mixer == "conv" else 0.0
+    if kind.mixer in SCANS and (scan := shape.scan) is not None:
+        state = scan.heads / served.tp * scan.head_dim * scan.state * _STATE_BYTES
+    if kind.mixer in WITHOUT_ATTENTION:
+        return 0.0, state
     if shape.latent is not None:
         latent = shape.latent
-        return (latent.kv_rank + latent.rotary_dim + latent.index_dim) * each, 0.0
-    return 2.0 * max(shape.key_heads / served.tp, 1.0) * shape.dim * each, 0.0
+        return (latent.kv_rank + latent.rotary_dim + latent.index_dim) * each, state
+    return 2.0 * max(shape.key_heads / served.tp, 1.0) * shape.core_dim * each, state

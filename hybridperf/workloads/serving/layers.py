@@ -16,6 +16,7 @@ many ranks, sent to those of their experts and back by the kernels of `collectiv
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ from hybridperf.workloads.transformer import layers
 from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.kernels import Split
 from hybridperf.workloads.transformer.passes import Passes, PassStep
+from hybridperf.workloads.transformer.sizes import SCANS, WITHOUT_ATTENTION
 
 _WIDE = DTYPE_BYTES["bf16"]
 _STATE = "fp32"  # of a scan
@@ -106,7 +108,7 @@ class ServedCalls:
         """Of `tokens` on each attention rank; of a pipeline, split over its stages."""
         tokens = tokens / self.served.pp if tokens > self.served.pp else 1.0
         for kind in self.shape.layer_kinds:
-            for call in self._products(kind, tokens):
+            for call in self._of(kind)._products(kind, tokens):
                 yield Kernel(call, kind.count)
         if self.served.pp > 1:
             nodes = 2 if self.served.gpus > self.per_node else 1
@@ -123,7 +125,7 @@ class ServedCalls:
         each = 1.0 + served.drafted
         sequences = sequences / served.pp if sequences > served.pp else 1.0
         for kind in self.shape.layer_kinds:
-            for call in self._decoded(kind, sequences, keys, each, beside_prompts):
+            for call in self._of(kind)._decoded(kind, sequences, keys, each, beside_prompts):
                 yield Kernel(call, kind.count)
         yield Kernel(self._head(sequences * each))
         if served.drafted:  # one more layer of the last kind and its head, for each token drafted
@@ -140,9 +142,17 @@ class ServedCalls:
         batch = max(tokens / (2.0 * keys), 1.0)
         queries = tokens / batch
         for kind in self.shape.layer_kinds:
-            for call in self._prompts(kind, batch, queries, keys + queries / 2.0):
+            for call in self._of(kind)._prompts(kind, batch, queries, keys + queries / 2.0):
                 yield Kernel(call, kind.count)
         yield Kernel(self._head(1.0))
+
+    def _of(self, kind: LayerKind) -> ServedCalls:
+        """The calls of a model all of whose layers have the heads of a kind."""
+        shape = self.shape.of(kind.mixer)
+        if shape is self.shape:
+            return self
+        served = dataclasses.replace(self.served, shape=shape)
+        return ServedCalls(served, self.per_node, self.all_reduce)
 
     @property
     def _takes_all_experts(self) -> bool:
@@ -188,7 +198,7 @@ class ServedCalls:
         if self.habits.rotates_inside:
             return Passes()
         shape = self.shape
-        keys = 2 * self._kv_heads * shape.dim
+        keys = 2 * self._kv_heads * shape.core_dim
         queries = shape.query_width / self.tp * (1 + shape.gated_attention)
         rotary = shape.positions == "rotary"
         turned = (self.loop("rope", tokens, queries + keys),) if rotary else ()
@@ -320,22 +330,24 @@ class ServedCalls:
     ) -> Iterator[Call]:  # fmt: skip
         shape, served, latent = self.shape, self.served, self.shape.latent
         heads = shape.heads / self.tp
-        if kind.mixer == "mlp":
-            return
-        if kind.mixer == "scan" and shape.scan is not None:
+        if kind.mixer in SCANS and shape.scan is not None:
             state = shape.scan.heads / self.tp * shape.scan.head_dim * shape.scan.state
             yield self._fused(Copy(_STATE, sequences, state))  # read and written
+        if kind.mixer == "conv":
+            yield self._fused(Copy(_STATE, sequences, shape.conv * shape.hidden / self.tp))
+        if kind.mixer in WITHOUT_ATTENTION:
             return
+        dim = float(shape.core_dim)
         if latent is None and beside_prompts:
             kv_heads, seen = self._kv_heads, keys + _QUERY_TILE / 2.0
             yield self._attended(
-                sequences, _QUERY_TILE, seen, heads, float(shape.dim), kv_heads, self._window(kind)
+                sequences, _QUERY_TILE, seen, heads, dim, kv_heads, self._window(kind)
             )
             return
         if latent is None:
             yield OpCall(
                 DecodeAttention(
-                    "bf16", sequences, keys, heads, float(shape.dim),
+                    "bf16", sequences, keys, heads, dim,
                     self._kv_heads if served.shares_cache else heads, self._window(kind), each,
                     self._kept(),
                 ),
@@ -349,8 +361,8 @@ class ServedCalls:
         ):
             yield OpCall(one, framework=served.framework)
         if latent.selected:
-            dim, scored = float(latent.index_dim), min(keys, latent.selected)
-            yield self._latent(sequences, keys, latent.index_heads * each, dim, 0.0)
+            index_dim, scored = float(latent.index_dim), min(keys, latent.selected)
+            yield self._latent(sequences, keys, latent.index_heads * each, index_dim, 0.0)
             # the best are found by passes over the scores
             yield self.by_rows(Softmax("fp32", sequences * each, keys))
             keys = scored
@@ -367,19 +379,16 @@ class ServedCalls:
         self, kind: LayerKind, batch: float, queries: float, keys: float
     ) -> Iterator[Call]:
         shape, latent, heads = self.shape, self.shape.latent, self.shape.heads / self.tp
-        if kind.mixer == "mlp":
-            return
-        if kind.mixer == "scan" and shape.scan is not None:
+        if kind.mixer in SCANS and shape.scan is not None:
             flops = shape.scan.flops / self.tp
             inner = shape.scan.inner / self.tp
             yield from self.gemm(batch * queries, flops / inner, inner, "bfloat16")
+        if kind.mixer in WITHOUT_ATTENTION:
             return
-        dim, kv_heads = float(shape.dim), self._kv_heads
+        dim, kv_heads = float(shape.core_dim), self._kv_heads
         if latent is not None:
             up = heads * (latent.plain_dim + latent.value_dim)
             yield from self.gemm(batch * queries, up, latent.kv_rank, self.served.of_attention())
-            # a head's scores and values are of unlike width: as many flops by one of their mean
-            dim = (latent.plain_dim + latent.rotary_dim + latent.value_dim) / 2.0
             kv_heads = heads
             if latent.selected:
                 index = PrefillAttention(

@@ -161,7 +161,7 @@ RULES = (
          "seq must be divisible by cp, got seq {s.seq}, cp {x.cp}"),
     Rule("never", lambda s, x: (x.sequence_parallel == 0) | ("joint" not in s.mixers),
          "sequence parallelism of joint attention is not modelled: take sequence_parallel off"),
-    Rule("never", lambda s, x: (x.cp == 1) | ("scan" not in s.mixers),
+    Rule("never", lambda s, x: (x.cp == 1) | (not {"scan", "both", "conv"} & {*s.mixers}),
          "context parallelism of a scan is not modelled: take cp 1, got cp {x.cp}"),
     Rule("strict", lambda s, x: _divides(x.tp, s.scan.groups if s.scan else x.tp),
          "groups of a scan must be divisible by tp, got {s.scan.groups} groups, tp {x.tp}"),

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.transformer.sizes import ModelSizes
+from hybridperf.workloads.transformer.sizes import SCANS, WITHOUT_ATTENTION, ModelSizes
 
 MULTIPLY_ADD = 2  # FLOPs of a multiply-add
 # numbers that an optimizer keeps per weight
@@ -159,14 +159,19 @@ def _mixer(shape: ModelSizes, mixer: str) -> ParameterCounts:
     """What a layer has before its MLP, norms of the hidden state left out."""
     if mixer == "mlp":
         return ParameterCounts()
-    if mixer != "scan":
-        return _attention(shape)
+    if mixer == "conv":
+        return ParameterCounts(heads=(4 * shape.hidden + shape.conv) * shape.hidden)
+    if mixer not in SCANS:
+        return _attention(shape.of(mixer))
     scan = shape.scan
     assert scan is not None
     taps = (scan.inner + scan.keys) * (scan.conv + 1) if scan.conv else 0
     # of the step size: its bias, the decay and what of x goes past the state; the gated norm
-    own = taps + 3 * scan.rates * scan.heads + scan.inner
-    return ParameterCounts(heads=shape.hidden * (scan.width + scan.inner) + own)
+    own = taps + 3 * scan.rates * scan.heads + scan.inner + scan.raised
+    found = ParameterCounts(heads=shape.hidden * (scan.width + scan.inner) + own)
+    if mixer == "both":
+        found = ParameterCounts(*map(sum, zip(found, _attention(shape), strict=True)))
+    return found
 
 
 def _attention(shape: ModelSizes) -> ParameterCounts:
@@ -178,7 +183,7 @@ def _attention(shape: ModelSizes) -> ParameterCounts:
     output = shape.context_width * h
     if latent is None:
         query = (h + bias) * shape.query_width * (1 + shape.gated_attention)
-        kv = (h + bias) * (shape.key_width + shape.value_width)
+        kv = (h + bias) * shape.made_width
         return ParameterCounts(heads=query + output + sinks, kv=kv, whole=whole)
     # down to the latents (on every rank) and up to the heads; each latent has a norm; keys' rotary
     # part is made straight from h
@@ -190,6 +195,7 @@ def _attention(shape: ModelSizes) -> ParameterCounts:
         down += (latent.query_rank or h) * latent.index_heads * latent.index_dim
         down += h * (latent.index_dim + latent.index_heads) + 2 * latent.index_dim
     query = (latent.query_rank or h) * shape.query_width
+    query += h * shape.context_width if shape.gated_attention else 0
     return ParameterCounts(heads=query + up + output + sinks, whole=whole + down)
 
 
@@ -267,23 +273,29 @@ def _tokens(shape: ModelSizes, kind: LayerKind, seq: int) -> float:
 
 def _matrices(shape: ModelSizes, kind: LayerKind, batch: float, seq: int) -> float:
     """FLOPs of a layer's products with weights."""
+    shape = shape.of(kind.mixer)
     h, latent, tokens = shape.hidden, shape.latent, _tokens(shape, kind, seq)
     inputs = 2 if shape.gated else 1
     narrow = shape.expert_hidden if kind.experts else 0
     mlp = (inputs + 1) * ((narrow or h) * kind.ffn * (kind.topk or 1) + h * kind.shared_ffn)
     mlp += h * (kind.experts + 2 * narrow)
-    if kind.mixer in ("mlp", "scan"):
-        scan = shape.scan if kind.mixer == "scan" else None
-        mixed = h * (scan.width + scan.inner) if scan else 0
+    mixed = 0
+    if kind.mixer in SCANS and shape.scan:
+        mixed = h * (shape.scan.width + shape.scan.inner) + shape.scan.raised
+    if kind.mixer == "conv":
+        mixed = 4 * h * h
+    if kind.mixer in WITHOUT_ATTENTION:
         return MULTIPLY_ADD * batch * (mixed + mlp) * tokens
+    mlp += mixed
     if latent:
         rank = latent.query_rank
         query = rank * (h + shape.query_width) if rank else h * shape.query_width
         up = latent.kv_rank * shape.heads * (latent.plain_dim + latent.value_dim)
+        query += h * shape.context_width if shape.gated_attention else 0
         kv = h * (latent.kv_rank + latent.rotary_dim) + up
     else:
         query = h * shape.query_width * (1 + shape.gated_attention)
-        kv = h * (shape.key_width + shape.value_width)
+        kv = h * shape.made_width
     per_token = query + kv + shape.context_width * h + mlp
     # keys and values of the encoder's output
     across = (query + shape.context_width * h) * tokens + kv * seq if kind.cross else 0.0
@@ -294,14 +306,16 @@ def _matrices(shape: ModelSizes, kind: LayerKind, batch: float, seq: int) -> flo
 def _core(shape: ModelSizes, kind: LayerKind, batch: float, seq: int, causal: bool) -> float:
     """FLOPs of a layer's scores and weighted sums."""
     tokens = _tokens(shape, kind, seq)
-    if kind.mixer in ("mlp", "scan"):
-        each = shape.scan.flops if kind.mixer == "scan" and shape.scan else 0.0
+    each = shape.scan.flops if kind.mixer in SCANS and shape.scan else 0.0
+    each += shape.conv * shape.hidden if kind.mixer == "conv" else 0.0
+    if kind.mixer in WITHOUT_ATTENTION:
         return MULTIPLY_ADD * batch * tokens * each
     pairs = tokens * (shape.attended or tokens) / (2 if causal else 1)
     pairs += tokens * seq if kind.cross else 0.0
     if kind.mixer == "window" and shape.window < tokens:
         pairs = tokens * shape.window - (shape.window**2 / 2 if causal else 0.0)
-    return MULTIPLY_ADD * batch * pairs * (shape.query_width + shape.context_width)
+    own = shape.of(kind.mixer)
+    return MULTIPLY_ADD * batch * (tokens * each + pairs * (own.query_width + own.context_width))
 
 
 def _embedding_and_head(shape: ModelSizes, batch: float, seq: int) -> float:
@@ -316,9 +330,9 @@ def _embedding_and_head(shape: ModelSizes, batch: float, seq: int) -> float:
         text = told.text_tokens * told.text_width * h
         image = (seq - told.text_tokens) * h * (shape.channels * shape.patch**2 + shape.vocab)
         return MULTIPLY_ADD * batch * (once + text + image)
-    if shape.head == "none":
-        return 0.0
-    transform = h * h if shape.head == "mlm" else 0
     pooler = MULTIPLY_ADD * batch * h * h if shape.pooler else 0.0
+    if shape.head == "none":
+        return pooler
+    transform = h * h if shape.head == "mlm" else 0
     predicted = batch * tokens * shape.predicted_share
     return MULTIPLY_ADD * predicted * (h * shape.vocab + transform) + pooler

@@ -14,16 +14,17 @@ from typing import Any
 
 from hybridperf.io import InputError, shipped_toml, unknown
 from hybridperf.workloads.transformer.fields import MOST_LAYERS, check_whole
-from hybridperf.workloads.transformer.shape import Latent, Scan, TransformerShape
+from hybridperf.workloads.transformer.shape import Heads, Latent, Scan, TransformerShape
+from hybridperf.workloads.transformer.sizes import SCANS
 
 SEQ = 4096  # tokens of a sequence, where a model may have as many
 _PADDING_ROWS = 2  # of a table of positions: beside those that OPT's config counts, among RoBERTa's
 _WITH_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text")
-_KNOWN_MIXERS = "full, sliding and linear attention, Mamba-2 and MLPs"
+_KNOWN_MIXERS = "full, sliding and linear attention, Mamba-2, short convolutions and MLPs"
 # the gated delta rule has a decay and a rate of its own, and chunks of 64 tokens
 _DELTA = {"chunk": 64, "rates": 2}
 _TABLES = ("attn_config", "ffn_config")  # of a config, which say what others say beside them
-_NESTED = ("keys", "defaults", "only")  # tables of a section
+_NESTED = ("keys", "names", "defaults", "only")  # tables of a section
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _NEEDED = ("hidden", "heads", "layers", "ffn", "vocab")
 
@@ -63,6 +64,8 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
         pattern = [letters.get(word, word) for word in words]  # as Transformers 5 saves it
         config = {"hybrid_override_pattern": pattern, "num_hidden_layers": len(words)} | config
     config = {**habits["defaults"], **{key: one for key, one in config.items() if one is not None}}
+    config |= {ours: config[own] for ours, own in habits["names"].items() if own in config}
+    config = _delta_attention(config)
     _check_holds(str(name), config, habits["only"])
     found = {
         field: next((config[key] for key in keys if key in config), None)
@@ -74,16 +77,23 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     fields = {field: value for field, value in habits.items() if field not in _NESTED}
     if (width := fields.pop("mlp_over_hidden", None)) and found["hidden"] and not found["ffn"]:
         found["ffn"] = width * found["hidden"]
-    if missing := [habits["keys"][field][0] for field in _NEEDED if found[field] is None]:
-        raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
     fields |= {field: value for field, value in found.items() if value is not None}
+    if missing := [habits["keys"][field][0] for field in _NEEDED if field not in fields]:
+        raise InputError(f"expected {', '.join(missing)} in the config of a {name}, found none")
     check_whole(f"{habits['keys']['layers'][0]} of a {name}", fields["layers"], most=MOST_LAYERS)
     hidden, heads = fields["hidden"], fields["heads"]
     numbers = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
     if numbers and hidden % heads and "kv_lora_rank" not in config:
         fields.setdefault("head_dim", hidden // heads)  # as Transformers rounds it
+    if config.get("block_auto_adjust_ff_dim"):
+        fields["ffn"] = _adjusted(config, fields["ffn"])
     fields |= _positions(str(name), fields, longest) | _experts(config, fields)
+    if config.get("zero_expert_num"):
+        fields |= _shortcut(fields)
+    if config.get("enable_moe_block"):
+        fields |= _beside_experts(config, fields)
     fields |= _mixers(str(name), config, fields, longest)
+    fields |= _heads(config, fields)
     if name == "falcon":
         fields |= _falcon(config)
     if fields["family"] == "moe" and fields.get("experts") == 0:
@@ -97,6 +107,66 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if not fields.get("dense_layers"):
         fields.pop("dense_ffn", None)
     return {**fields, "note": "; ".join([*_notes(str(name), config, fields, longest), *notes])}
+
+
+def _delta_attention(config: dict[str, Any]) -> dict[str, Any]:
+    """Sizes and places of Kimi's linear attention, which files on the hub say in a table."""
+    told, layers = config.get("linear_attn_config"), config.get("num_hidden_layers")
+    if not isinstance(told, dict) or not isinstance(layers, int):
+        return config
+    attending = told.get("full_attn_layers", ())  # counted from 1
+    kinds = ("linear_attention", "full_attention")
+    return config | {
+        "linear_num_heads": told.get("num_heads"),
+        "linear_head_dim": told.get("head_dim"),
+        "linear_conv_kernel_dim": told.get("short_conv_kernel_size"),
+        "layer_types": [kinds[at + 1 in attending] for at in range(min(layers, MOST_LAYERS))],
+    }
+
+
+def _adjusted(config: dict[str, Any], ffn: int) -> int:
+    """Width of a gated MLP with as many weights as a plain one, a multiple of a whole number."""
+    ffn = int(config.get("block_ffn_dim_multiplier", 1.0) * int(2 * ffn / 3))
+    multiple = config.get("block_multiple_of", 256)
+    return -(-ffn // multiple) * multiple
+
+
+def _beside_experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Experts beside each layer's MLP, three norms more (Gemma 4)."""
+    sizes = {"experts": config.get("num_experts"), "topk": config.get("top_k_experts")}
+    sizes |= {"ffn": config.get("moe_intermediate_size"), "shared_ffn": fields["ffn"]}
+    return {"family": "moe", "norms_per_layer": 7, **sizes}
+
+
+def _shortcut(fields: dict[str, Any]) -> dict[str, Any]:
+    """Layers of two attentions and two MLPs, experts beside the first MLP: each as two."""
+    layers, wide = fields["layers"], fields.get("dense_ffn")
+    return {"layers": 2 * layers, "dense_layers": layers, "shared_ffn": wide}
+
+
+def _heads(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Heads of layers that attend to all, where those with a window have others."""
+    mixers = fields.get("mixers", ())
+    if not {"window", "attention"} <= {*mixers}:
+        return {}
+    usual = {field: fields.get(field) for field in ("heads", "kv_heads", "head_dim")}
+    full, windowed = dict(usual), dict(usual)
+    each = config.get("num_attention_heads_per_layer")
+    if isinstance(each, list) and len(each) == len(mixers):
+        full["heads"], windowed["heads"] = (
+            each[mixers.index(one)] for one in ("attention", "window")
+        )
+    saved = config.get("per_layer_config")  # of layers that differ, as Transformers saves them
+    first: Any = next(iter(saved.values()), {}) if isinstance(saved, dict) else {}
+    own: dict[str, Any] = first if isinstance(first, dict) else {}
+    if dim := own.get("head_dim") or config.get("global_head_dim"):
+        full["head_dim"] = dim
+    if config.get("attention_k_eq_v"):
+        told = own.get("num_key_value_heads") or config.get("num_global_key_value_heads")
+        full |= {"kv_heads": told or full["kv_heads"], "keys_as_values": True}
+    if times := config.get("window_kv_heads_over"):
+        windowed["kv_heads"] = config.get("swa_num_key_value_heads") or times * usual["kv_heads"]
+    return {**windowed, "full_heads": full} if full != windowed else {}
 
 
 def config_of(shape: TransformerShape) -> dict[str, Any]:
@@ -113,6 +183,8 @@ def config_of(shape: TransformerShape) -> dict[str, Any]:
                 fields["latent"] = Latent(**fields["latent"])
             if isinstance(fields.get("scan"), dict):
                 fields["scan"] = Scan(**fields["scan"])
+            if isinstance(fields.get("full_heads"), dict):
+                fields["full_heads"] = Heads(**fields["full_heads"])
             fields["mixers"] = tuple(fields.get("mixers", ()))
             if TransformerShape(name=shape.name, **fields).same_model(shape):
                 return config
@@ -231,6 +303,8 @@ def _experts(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if shared := next((config[key] for key in _SHARED if config.get(key)), 0):
         found["shared_ffn"] = shared * fields["ffn"]
+    if words := config.get("mlp_layer_types"):
+        found["dense_layers"] = [*words].count("dense")
     if step := config.get("interleave_moe_layer_step"):
         found["dense_layers"] = fields["layers"] - fields["layers"] // step
     if (config.get("n_group") or 0) > 1:
@@ -279,9 +353,13 @@ def _mixers(
         experts = _experts_apart(name, config, words)
     elif (attending := config.get("attn_layer_indices")) is not None:
         words = ["attention" if at in attending else "mamba" for at in range(layers)]
+    elif (attending := config.get("full_attn_idxs")) is not None and not config.get("layer_types"):
+        words = ["attention" if at in attending else "conv" for at in range(layers)]
     else:
         listed = ("layer_types", "layers_block_type", "attention_layers")
         words = next((config[key] for key in listed if config.get(key)), [])
+    if own := fields.get("mixers"):
+        words = [own[at % len(own)] for at in range(layers)]
     if kinds := config.get("attn_type_list"):
         words = ["full_attention" if one else "linear_attention" for one in kinds]
     if not words and (interval := config.get("full_attention_interval")):
@@ -307,13 +385,21 @@ def _mixers(
     if not set(mixers) - {"attention"}:
         return {}
     found: dict[str, Any] = {"mixers": mixers, "window": window or 0, **experts}
-    if "scan" in mixers and name.startswith("minimax"):  # lightning attention, arXiv 2501.08313
+    if "conv" in mixers:
+        found["conv"] = config.get("conv_L_cache")
+    if "linear_num_heads" in config:  # Kimi's, arXiv 2510.26692
+        heads, dim = config["linear_num_heads"], config.get("linear_head_dim")
+        _check_above_0(name, linear_num_heads=heads, linear_head_dim=dim)
+        wide = dict.fromkeys(("head_dim", "state", "rank", "gate_rank"), dim)
+        taps, chunk = config.get("linear_conv_kernel_dim"), _DELTA["chunk"]
+        found["scan"] = {"heads": heads, "groups": heads, **wide, "conv": taps, "chunk": chunk}
+    elif "scan" in mixers and name.startswith("minimax"):  # lightning attention, arXiv 2501.08313
         heads, hidden = fields["heads"], fields["hidden"]
         _check_above_0(name, num_attention_heads=heads, hidden_size=hidden)
         dim = fields.get("head_dim") or hidden // heads
         own = {"chunk": config.get("block_size", 256), "rates": 0}
         found["scan"] = {"heads": heads, "groups": heads, "head_dim": dim, "state": dim, **own}
-    elif "scan" in mixers:
+    elif set(SCANS) & {*mixers}:
         called = _words("scan")
         scan = {
             field: next((config[key] for key in keys if config.get(key) is not None), None)

@@ -24,6 +24,7 @@ from hybridperf.workloads.transformer.experts import without_experts
 from hybridperf.workloads.transformer.kernels import Split
 from hybridperf.workloads.transformer.passes import Passes, PassStep
 from hybridperf.workloads.transformer.shape import TransformerShape
+from hybridperf.workloads.transformer.sizes import SCANS, WITHOUT_ATTENTION
 from hybridperf.workloads.transformer.trained import Trained
 
 
@@ -85,12 +86,18 @@ def attention(mode: Mode, kind: LayerKind, tokens: float) -> Passes:
         return diffusion.attention(mode.config, kind)
     if kind.mixer == "mlp":
         return Passes()
-    mixer = "scan" if kind.mixer == "scan" else "attention"
+    mixer = kind.mixer if kind.mixer in WITHOUT_ATTENTION else "attention"
     into = kernels.branch(tokens, s.hidden)
     into += kernels.norm(f"{mixer} norm", s.norm, tokens, s.hidden)
-    if mixer == "scan":
-        return into + _scan(mode, tokens)
+    if kind.mixer in SCANS:
+        into += _scan(mode, tokens)
+    if kind.mixer == "conv":
+        into += _convolution(mode, tokens)
+    if kind.mixer in WITHOUT_ATTENTION:
+        return into
     into += mode.latents(tokens) if s.latent is not None else _heads(mode, tokens)
+    if s.latent is not None and s.gated_attention:
+        into += kernels.linear("gate", tokens, s.hidden, s.context_width, split="outputs")
     into += mode.attended(kind, tokens)
     if s.gated_attention:
         into += kernels.activation(
@@ -107,7 +114,7 @@ def _heads(mode: Mode, tokens: float) -> Passes:
     """Queries, keys and values of heads."""
     s, kernels = mode.shape, mode.kernels
     bias = s.biases if s.qkv_biases is None else s.qkv_biases
-    keys = mode.key_copies * (s.key_width + s.value_width)
+    keys = mode.key_copies * s.made_width
     width = s.query_width * (1 + s.gated_attention) + keys
     returns = 1.0 if kernels.narrow_attention else None
     into = kernels.linear(
@@ -159,12 +166,27 @@ def _scan(mode: Mode, tokens: float) -> Passes:
         into += kernels.activation(
             "convolution", tokens, scan.inner + scan.keys, gated=False, bias=False
         )
+    for name, rank in (("decays", scan.rank), ("gate", scan.gate_rank)):
+        if rank:
+            into += kernels.linear(name, tokens, rank, scan.inner, split="outputs")
     into += mode.scanned(tokens)
     into += kernels.head_norm("gated norm", tokens, scan.heads, scan.head_dim)
     if scan.gated:
         into += kernels.activation("scan gate", tokens, scan.inner, gated=True, bias=False)
     into += kernels.linear("scan out", tokens, scan.inner, s.hidden, split="inputs")
     return into + mode.residual("scan", tokens, False)
+
+
+def _convolution(mode: Mode, tokens: float) -> Passes:
+    """A short convolution of each channel between two gates (LFM2, arXiv 2511.23404)."""
+    s, kernels = mode.shape, mode.kernels
+    into = kernels.linear("convolution in", tokens, s.hidden, 3 * s.hidden, split="outputs")
+    into += kernels.split("convolution in", tokens, 3 * s.hidden)
+    into += kernels.activation("first gate", tokens, s.hidden, gated=True, bias=False)
+    into += kernels.activation("convolution", tokens, s.hidden, gated=False, bias=False)
+    into += kernels.activation("second gate", tokens, s.hidden, gated=True, bias=False)
+    into += kernels.linear("convolution out", tokens, s.hidden, s.hidden, split="inputs")
+    return into + mode.residual("convolution", tokens, False)
 
 
 def mlp(mode: Mode, kind: LayerKind, tokens: float) -> Passes:

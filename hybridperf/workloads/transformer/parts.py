@@ -94,7 +94,7 @@ def layer_part_passes(
     """
     layer_kind = config.shape.layer_kinds[kind]
     tokens = config.decoder_tokens if layer_kind.cross else config.tokens
-    passes = divided(part(Trained(config), layer_kind, tokens), config)
+    passes = divided(part(Trained(config, layer_kind.mixer), layer_kind, tokens), config)
     if config.attention == "unfused" and config.kernels.framework.fused_softmax:
         passes = config.kernels.fallback(passes, tokens / config.layout.micro_batch)
     return passes

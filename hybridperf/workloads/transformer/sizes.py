@@ -10,6 +10,8 @@ What departs from that is a field of its own:
                                                        first and have one MLP
     keys and values of a small latent (DeepSeek)       latent
     layers with a window, a scan, or an MLP alone      mixers, window, scan
+    a scan beside attention, a short convolution       mixers both, conv
+    heads of another width where a layer has no window full_heads
     a second stack that looks at the first (T5)        decoder_layers
     patches of an image instead of words (ViT)         image, patch, channels; seq follows from them
     and norms that a sample's vector shifts and scales,
@@ -19,12 +21,15 @@ What departs from that is a field of its own:
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import functools
+from typing import Literal, Self
 
 from hybridperf.io import InputError
 from hybridperf.workloads.transformer import fields
 
-MIXERS = ("attention", "window", "scan", "mlp", "joint", "parallel")
+MIXERS = ("attention", "window", "scan", "both", "conv", "mlp", "joint", "parallel")
+SCANS = ("scan", "both")  # that have a scan
+WITHOUT_ATTENTION = ("scan", "conv", "mlp")
 _MOST_LAYERS = 100_000
 
 
@@ -67,6 +72,10 @@ class Scan:
     chunk: int = 256  # tokens within which it is computed as attention is
     gated: bool = True  # the result is multiplied by a gate of its width
     rates: int = 1  # numbers of a head and token besides: Mamba-2's step size
+    # width between the two matrices that make a decay of each channel (Kimi Delta Attention, arXiv
+    # 2510.26692), 0: a decay of each head; and between two that make the gate, 0: one makes it
+    rank: int = 0
+    gate_rank: int = 0
 
     def __post_init__(self) -> None:
         fields.check_fields(self, "a scan", zero=("rates",))
@@ -88,7 +97,13 @@ class Scan:
     @property
     def width(self) -> int:
         """Of all that is made of the hidden state."""
-        return self.inner * (1 + self.gated) + self.keys + self.rates * self.heads
+        gate = (self.gate_rank or self.inner) if self.gated else 0
+        return self.inner + gate + self.rank + self.keys + self.rates * self.heads
+
+    @property
+    def raised(self) -> int:
+        """Multiply-adds of the second matrices, of decays and of the gate."""
+        return (self.rank + self.gate_rank) * self.inner
 
     @property
     def flops(self) -> float:
@@ -97,6 +112,19 @@ class Scan:
         """
         in_chunk = self.chunk * (self.groups * self.state + self.inner)
         return float(in_chunk + 2 * self.inner * self.state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """Attention's heads in layers that attend to all, where those with a window have others."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    keys_as_values: bool = False  # one product makes both
+
+    def __post_init__(self) -> None:
+        fields.check_fields(self, "full_heads")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +171,9 @@ class ModelSizes:
 
     kv_heads: int | None = None  # None: as many as heads
     head_dim: int | None = None  # None: hidden / heads
+    value_dim: int | None = None  # of a head's values; None: as its keys
+    keys_as_values: bool = False  # one product makes both
+    full_heads: Heads | None = None
     gated: bool = False  # MLP of three matrices: act(x W1) * (x W2), then W3
     tied: bool = True  # the head multiplies by the embedding's own matrix
     positions: Literal["learned", "rotary", "alibi", "relative", "none"] = "learned"
@@ -170,10 +201,12 @@ class ModelSizes:
     dense_layers: int = 0  # first layers with one MLP of width dense_ffn
     dense_ffn: int = 0
     latent: Latent | None = None
-    # of hybrids what each layer has before its MLP: "attention", "window", "scan"; where some are
-    # an "mlp" the others have none. Of a DiT: "joint", "parallel". Empty: attention in all
+    # of hybrids what each layer has before its MLP: "attention", "window", "scan", "conv" (between
+    # two gates), "both" (attention beside a scan); where some are an "mlp" the others have none. Of
+    # a DiT: "joint", "parallel". Empty: attention in all
     mixers: tuple[str, ...] = ()
     window: int = 0  # tokens that a windowed layer attends to
+    conv: int = 0  # taps of a convolving layer
     scan: Scan | None = None
 
     decoder_layers: int = 0  # each with attention to the encoder's output
@@ -201,7 +234,9 @@ class ModelSizes:
     def __post_init__(self) -> None:
         """`InputError`, one sentence, for sizes that make no model."""
         fields.check_kind("name of a model", self.name, str)
-        fields.check_fields(self, self.name, zero=("relative_buckets",))
+        # a model of scans alone has no MLP
+        no_mlp = ("ffn",) if set(self.mixers) == {"scan"} else ()
+        fields.check_fields(self, self.name, zero=("relative_buckets", *no_mlp))
         share = f"predicted_share of {self.name}"
         fields.check_number(share, self.predicted_share)
         if self.predicted_share > 1:
@@ -220,12 +255,15 @@ class ModelSizes:
         told = self.diffusion
         needed = {
             "window": bool(self.window), "scan": self.scan is not None,
+            "both": self.scan is not None, "conv": bool(self.conv),
             "joint": told is not None and told.text_tokens > 0, "parallel": told is not None,
         }  # fmt: skip
         for word, given in needed.items():
             if word in self.mixers and not given:
-                what = {"joint": "diffusion with a text", "parallel": "diffusion"}.get(word, word)
-                raise InputError(f"{self.name} has layers with a {word}; give its {what}")
+                what = {"joint": "diffusion with a text", "parallel": "diffusion", "both": "scan"}
+                raise InputError(
+                    f"{self.name} has layers with a {word}; give its {what.get(word, word)}"
+                )
 
     def _check_together(self) -> None:
         most = max(self.layers, self.decoder_layers)
@@ -301,6 +339,16 @@ class ModelSizes:
     # widths
     # ----------------------------------------------------------------------------------------------
 
+    def of(self, mixer: str) -> Self:
+        """The model with the heads that its layers with such a mixer have."""
+        return self if self.full_heads is None or mixer != "attention" else self._full
+
+    @functools.cached_property
+    def _full(self) -> Self:
+        assert self.full_heads is not None
+        own = dataclasses.asdict(self.full_heads)
+        return dataclasses.replace(self, full_heads=None, **own)
+
     @property
     def key_heads(self) -> int:
         """Number of key and value heads."""
@@ -323,12 +371,25 @@ class ModelSizes:
 
     @property
     def value_width(self) -> int:
-        return self.heads * self.latent.value_dim if self.latent else self.key_heads * self.dim
+        latent, dim = self.latent, self.value_dim or self.dim
+        return self.heads * latent.value_dim if latent else self.key_heads * dim
+
+    @property
+    def made_width(self) -> int:
+        """Of keys and values together as products make them."""
+        return self.key_width + (0 if self.keys_as_values else self.value_width)
 
     @property
     def context_width(self) -> int:
         """Width of attention's result, which the output matrix reads."""
-        return self.heads * (self.latent.value_dim if self.latent else self.dim)
+        return self.heads * (self.latent.value_dim if self.latent else self.value_dim or self.dim)
+
+    @property
+    def core_dim(self) -> float:
+        """Width of heads whose keys and values are alike, with as much work in scores and sums."""
+        if self.latent:
+            return (self.latent.plain_dim + self.latent.rotary_dim + self.latent.value_dim) / 2
+        return (self.dim + self.value_dim) / 2 if self.value_dim else self.dim
 
     @property
     def image_tokens(self) -> int:

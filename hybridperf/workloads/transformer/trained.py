@@ -16,8 +16,8 @@ from hybridperf.workloads.transformer.passes import Passes
 class Trained:
     """The layers of a config, a `Mode` of the list."""
 
-    def __init__(self, config: TransformerConfig):
-        self.config, self.shape = config, config.shape
+    def __init__(self, config: TransformerConfig, mixer: str = ""):
+        self.config, self.shape = config, config.shape.of(mixer)
         # ranks of tensor parallelism beyond the heads of keys and values hold one each, as those of
         # QKVParallelLinear in vLLM do; Megatron-Core's TransformerConfig wants as many or more
         sharing = min(config.layout.tp, self.shape.heads)
@@ -65,9 +65,7 @@ class Trained:
                 raise InputError(
                     f'unfused latent attention is not modelled ({s.name}): take attention="fused"'
                 )
-            # scores of one width and values of another: the mean width has the work of both
-            width = (s.latent.plain_dim + s.latent.rotary_dim + s.latent.value_dim) / 2
-            return kernels.fused_attention(batch, length, s.heads, width, s.heads, causal)
+            return kernels.fused_attention(batch, length, s.heads, s.core_dim, s.heads, causal)
         # as many samples of one length as attend to as much
         samples, attended = (tokens / s.attended, s.attended) if s.attended else (batch, length)
         into = Passes()
@@ -78,13 +76,13 @@ class Trained:
             width = s.query_width * (1 + s.gated_attention) + keys
             for what in ("in another order", "joined") if packs else ():
                 into += kernels.copy(f"queries, keys and values {what}", tokens, width)
-            sizes = (samples, attended, s.heads, s.dim, s.key_heads)
+            sizes = (samples, attended, s.heads, s.core_dim, s.key_heads)
             into += kernels.fused_attention(*sizes, causal, window=window)
             return into + kernels.copy("context", tokens, s.context_width) if packs else into
         if s.key_heads != s.heads:
             heads = self.key_copies * s.key_heads
-            into += kernels.repeated("keys and values", tokens, s.heads, heads, 2 * s.dim)
-        into += kernels.unfused_attention(samples, attended, attended, s.heads, s.dim)
+            into += kernels.repeated("keys and values", tokens, s.heads, heads, 2 * s.core_dim)
+        into += kernels.unfused_attention(samples, attended, attended, s.heads, s.core_dim)
         return into + kernels.copy("context", tokens, s.context_width)
 
     def crossed(self, tokens: float) -> Passes:

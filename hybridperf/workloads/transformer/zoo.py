@@ -23,7 +23,13 @@ from typing import Any
 from hybridperf.io import InputError, parse_json, parse_toml, read_text, shipped_toml, unknown
 from hybridperf.workloads.transformer import gguf, huggingface
 from hybridperf.workloads.transformer.fields import MOST_LAYERS, check_whole
-from hybridperf.workloads.transformer.shape import Diffusion, Latent, Scan, TransformerShape
+from hybridperf.workloads.transformer.shape import (
+    Diffusion,
+    Heads,
+    Latent,
+    Scan,
+    TransformerShape,
+)
 
 HABITS = "defaults of its family assumed: "  # how the note of a user's model begins
 _LLAMA = {"gated": True, "tied": False, "positions": "rotary", "norm": "rmsnorm", "biases": False}
@@ -35,7 +41,9 @@ _HABITS: dict[str, dict[str, Any]] = {
     "bert": {"head": "mlm", "token_types": 2, "embedding_norm": True, "pooler": True},
     "vit": {"head": "classes"},
 }
-_PARTS: dict[str, Callable[..., Any]] = {"latent": Latent, "scan": Scan, "diffusion": Diffusion}
+_PARTS: dict[str, Callable[..., Any]] = {
+    "latent": Latent, "scan": Scan, "full_heads": Heads, "diffusion": Diffusion,
+}  # fmt: skip
 _ABSENT = {"latent": {"query_rank": None}}  # what a part may leave out
 _FIELDS = {field.name for field in dataclasses.fields(TransformerShape)}
 # words of a name on the hub that say nothing of sizes; versions do for some, so these go last
