@@ -130,9 +130,9 @@ def runs(found, row: int, framework: str) -> bool:
     return not target_called(framework).lacks(launched("llama3-8b", layout, framework).facts)
 
 
-# of published decoders; no architecture here means these: PaLM's and Baichuan's with publishers'
-# own code, heads of keys of StarCoder's first, and two with attention beside the MLP or norms whose
-# sizes are recalled
+# of published decoders; no architecture here means these: PaLM's, Baichuan's and Kimi K3 with their
+# publishers' code, heads of keys of StarCoder's first, and two with attention beside the MLP or
+# norms whose sizes are recalled
 _UNDESCRIBED = (
     "palm-540b",
     "baichuan2-13b",
@@ -140,6 +140,7 @@ _UNDESCRIBED = (
     "phi-2",
     "starcoder",
     "persimmon-8b",
+    "kimi-k3",
 )
 _DECODERS = [
     name

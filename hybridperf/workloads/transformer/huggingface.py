@@ -93,7 +93,7 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("enable_moe_block"):
         fields |= _beside_experts(config, fields)
     fields |= _mixers(str(name), config, fields, longest)
-    fields |= _heads(config, fields)
+    fields |= _heads(str(name), config, fields)
     if name == "falcon":
         fields |= _falcon(config)
     if fields["family"] == "moe" and fields.get("experts") == 0:
@@ -144,7 +144,7 @@ def _shortcut(fields: dict[str, Any]) -> dict[str, Any]:
     return {"layers": 2 * layers, "dense_layers": layers, "shared_ffn": wide}
 
 
-def _heads(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+def _heads(name: str, config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Heads of layers that attend to all, where those with a window have others."""
     mixers = fields.get("mixers", ())
     if not {"window", "attention"} <= {*mixers}:
@@ -156,17 +156,18 @@ def _heads(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         full["heads"], windowed["heads"] = (
             each[mixers.index(one)] for one in ("attention", "window")
         )
+    if times := config.get("window_kv_heads_over"):
+        windowed["kv_heads"] = config.get("swa_num_key_value_heads") or times * usual["kv_heads"]
+    if "global_head_dim" not in _architecture(name)["defaults"]:
+        return {**windowed, "full_heads": full} if full != windowed else {}
     saved = config.get("per_layer_config")  # of layers that differ, as Transformers saves them
     first: Any = next(iter(saved.values()), {}) if isinstance(saved, dict) else {}
     own: dict[str, Any] = first if isinstance(first, dict) else {}
-    if dim := own.get("head_dim") or config.get("global_head_dim"):
-        full["head_dim"] = dim
+    full["head_dim"] = own.get("head_dim") or config["global_head_dim"]
     if config.get("attention_k_eq_v"):
         told = own.get("num_key_value_heads") or config.get("num_global_key_value_heads")
         full |= {"kv_heads": told or full["kv_heads"], "keys_as_values": True}
-    if times := config.get("window_kv_heads_over"):
-        windowed["kv_heads"] = config.get("swa_num_key_value_heads") or times * usual["kv_heads"]
-    return {**windowed, "full_heads": full} if full != windowed else {}
+    return {"full_heads": full} if full != usual else {}
 
 
 def config_of(shape: TransformerShape) -> dict[str, Any]:
@@ -218,7 +219,27 @@ def _config_as(name: str, shape: TransformerShape) -> dict[str, Any]:
     if shape.dense_layers and "interleave_moe_layer_step" in _architecture(name)["defaults"]:
         with_experts = shape.layers - shape.dense_layers
         config["interleave_moe_layer_step"] = shape.layers // max(with_experts, 1)
-    if shape.scan is not None and shape.scan.rates == _DELTA["rates"]:
+    if "zero_expert_num" in _architecture(name)["defaults"]:  # each of its layers is two here
+        config[_architecture(name)["keys"]["layers"][0]] = shape.layers // 2
+    if heads := shape.full_heads:
+        config |= {
+            "global_head_dim": heads.head_dim, "num_global_key_value_heads": heads.kv_heads,
+            "attention_k_eq_v": heads.keys_as_values, "swa_num_key_value_heads": shape.kv_heads,
+        }  # fmt: skip
+        if not heads.keys_as_values:
+            config["num_key_value_heads"] = heads.kv_heads
+    if shape.shared_ffn and "global_head_dim" in _architecture(name)["defaults"]:
+        config |= {
+            "enable_moe_block": True, "num_experts": shape.experts, "top_k_experts": shape.topk,
+            "moe_intermediate_size": shape.ffn, "intermediate_size": shape.shared_ffn,
+        }  # fmt: skip
+    config |= {"hidden_size_per_layer_input": 0} if shape.full_heads else {}
+    if shape.scan is not None and shape.scan.rank:
+        words = {"scan": "linear_attention", "attention": "full_attention"}
+        config["layer_types"] = [words.get(one, one) for one in shape.mixers]
+        config |= {"linear_num_heads": shape.scan.heads, "linear_head_dim": shape.scan.head_dim}
+        config["linear_conv_kernel_dim"] = shape.scan.conv
+    elif shape.scan is not None and shape.scan.rates == _DELTA["rates"]:
         words = {"scan": "linear_attention", "attention": "full_attention"}
         config["layer_types"] = [words.get(one, one) for one in shape.mixers]
         config |= {keys[-1]: getattr(shape.scan, field) for field, keys in _words("scan").items()}
