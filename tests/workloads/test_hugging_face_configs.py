@@ -399,6 +399,12 @@ _SAID = {
         "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
+    "deepseek_v4": {
+        "layer_types": [
+            "sliding_attention", "heavily_compressed_attention",
+            *2 * ["compressed_sparse_attention"],
+        ],
+    },
     "kimi_linear": {"layer_types": [*3 * ["linear_attention"], "full_attention"]},
     "laguna": {
         "layer_types": ["full_attention", *3 * ["sliding_attention"]],

@@ -13,6 +13,7 @@ from hybridperf.training.steps.batch import PriceCache
 from hybridperf.training.steps.predict import predict_steps
 from hybridperf.training.steps.rows import resolve
 from hybridperf.workloads.memory import memory
+from hybridperf.workloads.serving.deployment import Deployment, serving_memory
 from hybridperf.workloads.transformer import Layout, Scan, TransformerShape, load_shape
 from hybridperf.workloads.transformer.config import TransformerConfig
 from hybridperf.workloads.transformer.parts import layer_passes
@@ -97,6 +98,85 @@ def test_a_window_bounds_what_a_token_attends_to():
     less = everywhere.forward_flops(1, causal=True) - shape.forward_flops(1, causal=True)
     # scores and values of 32 heads of 128
     assert less == pytest.approx(16 * 4 * 4096 * (8192**2 / 2 - (8192 * 1024 - 1024**2 / 2)))
+
+
+def test_layers_without_a_window_have_their_own_heads():
+    """Gemma 4: four heads of 512 in place of sixteen of 256, one product for keys and values."""
+    shape = load_shape("gemma4-31b")
+    widths = {
+        mixer: next(step.op for step in passes(shape, mixer).forward if step.name == "qkv").n
+        for mixer in ("window", "attention")
+    }
+    assert widths == {"window": (32 + 2 * 16) * 256, "attention": (32 + 4) * 512}
+    core = next(step.op for step in passes(shape, "attention").forward if step.part == "attention")
+    assert (core.heads, core.head_dim, core.kv_heads) == (32, 512, 4)
+    memory = serving_memory(Deployment(shape))
+    assert memory.token == 10 * 2 * 4 * 512 * 2  # of ten layers, in two bytes a number
+    assert memory.sequence == 50 * 2 * 16 * 256 * 2 * 1024
+
+
+def test_attention_beside_a_scan_is_both():
+    """Falcon-H1: as many FLOPs and as much cache as a layer of each, one norm less."""
+    both, scan, attention = (
+        dataclasses.replace(HYBRID, layers=1, mixers=(mixer,), scan=SCAN)
+        for mixer in ("both", "scan", "attention")
+    )
+    (one,), (two,), (three,) = (one.layer_kinds for one in (both, scan, attention))
+    mlp_and_norms = 3 * 512 * 2048 if HYBRID.gated else 2 * 512 * 2048
+    assert one.parameters.total == (
+        two.parameters.total + three.parameters.total - mlp_and_norms - 2 * 512
+    )
+    assert flops(passes(both, "both").forward) == pytest.approx(
+        both.forward_flops(1, causal=True) - 2 * 4096 * 512 * 32000, rel=1e-3
+    )
+    kept = [serving_memory(Deployment(shape)) for shape in (both, scan, attention)]
+    assert kept[0].token == kept[2].token
+    assert kept[0].sequence == kept[1].sequence
+
+
+def test_a_short_convolution_is_two_products_and_two_gates():
+    """LFM2: three times the hidden width in, once out; a few taps as its state."""
+    shape = dataclasses.replace(HYBRID, layers=1, mixers=("conv",), conv=3)
+    forward = passes(shape, "conv").forward
+    matrices = [(step.op.n, step.op.k) for step in forward if isinstance(step.op, Gemm)]
+    assert matrices[:2] == [(3 * 512, 512), (512, 512)]
+    (kind,) = shape.layer_kinds
+    assert kind.parameters.heads == 4 * 512 * 512 + 3 * 512
+    kept = serving_memory(Deployment(shape))
+    assert (kept.token, kept.sequence) == (0.0, 3 * 512 * 4)
+
+
+def test_compressed_keys_are_fewer_and_cost_what_a_token_looks_at():
+    """DeepSeek-V4: 128 tokens and a quarter, of which 512 are picked, or a 128th of the others."""
+    shape = load_shape("deepseek-v4-flash").replace(seq=65536)
+    assert shape.active_parameters == pytest.approx(13e9, rel=0.08)  # as published
+    cores = {
+        mixer: [step.op for step in passes(shape, mixer).forward if step.part == "attention"]
+        for mixer in ("window", "picked", "condensed")
+    }
+    assert {mixer: ops[-1].window for mixer, ops in cores.items()} == {
+        "window": 128, "picked": 128 + 512, "condensed": 128 + 65536 / 2 / 128,
+    }  # fmt: skip
+    assert len(cores["picked"]) == 2  # the indexer's scores come first
+    told, kinds = shape.compressed, {kind.mixer: kind.count for kind in shape.layer_kinds}
+    kept = serving_memory(Deployment(shape))
+    token = kinds["picked"] * (512 + told.index_dim) / 4 + kinds["condensed"] * 512 / 128
+    assert kept.token == pytest.approx(2 * token)
+    assert kept.sequence == 43 * 128 * 512 * 2
+    # ten times as many keys of latents: what its publisher says of V3.2's cache
+    assert serving_memory(Deployment(load_shape("deepseek-v3"))).token > 5 * kept.token
+
+
+def test_streams_are_mixed_before_each_half_of_a_layer():
+    shape = load_shape("deepseek-v4-flash")
+    alone = shape.replace(streams=0)
+    with_streams, without = (passes(one, "window").forward for one in (shape, alone))
+    shares = [step.op for step in with_streams if step.name == "streams' shares"]
+    assert [(op.n, op.k) for op in shares] == 2 * [(4 * 6, 4 * 4096)]
+    assert len(with_streams) == len(without) + 2 * 3
+    head = 4 * 4 * 4096 + 4 + 1
+    each = 2 * (24 * 4 * 4096 + 24 + 3)
+    assert shape.parameters - alone.parameters == 43 * each + head
 
 
 def test_stages_hold_the_kinds_that_lie_on_them():

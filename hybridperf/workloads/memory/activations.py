@@ -139,6 +139,8 @@ def layer_activations(
     norms = norms_of(shape, kind.mixer, kind.ffn)
     inputs = min(norms, 2) + kind.cross  # matrices that read a norm's output
     per_token = h * (e * (norms + kind.cross) + kept * inputs)
+    # streams are read where a half of a layer begins, and where its result joins them
+    per_token += 4 * e * h * shape.streams
     if shape.diffusion:  # each branch's result, which its gate's gradient multiplies
         per_token += e * h * norms
     if dropout:

@@ -29,7 +29,7 @@ from hybridperf.ops.quantise import SCHEMES, known_scheme
 from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.fields import check_fields
 from hybridperf.workloads.transformer.shape import TransformerShape
-from hybridperf.workloads.transformer.sizes import SCANS, WITHOUT_ATTENTION
+from hybridperf.workloads.transformer.sizes import COMPRESSING, SCANS, WITHOUT_ATTENTION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +222,7 @@ def serving_memory(served: Deployment) -> ServingMemory:
     token = sequence = 0.0
     for kind in shape.layer_kinds:
         each, state = _kept(served, kind)
-        if kind.mixer == "window":
+        if kind.mixer == "window" and shape.compressed is None:
             sequence += kind.count * each * shape.window
         else:
             token += kind.count * each
@@ -265,6 +265,12 @@ def _kept(served: Deployment, kind: LayerKind) -> tuple[float, float]:
         state = scan.heads / served.tp * scan.head_dim * scan.state * _STATE_BYTES
     if kind.mixer in WITHOUT_ATTENTION:
         return 0.0, state
+    if (told := shape.compressed) is not None:
+        beyond = 0.0
+        if kind.mixer in COMPRESSING:
+            index = told.index_dim if kind.mixer == "picked" else 0
+            beyond = (shape.dim + index) / told.rate(kind.mixer) * each
+        return beyond, shape.window * shape.dim * each
     if shape.latent is not None:
         latent = shape.latent
         return (latent.kv_rank + latent.rotary_dim + latent.index_dim) * each, state

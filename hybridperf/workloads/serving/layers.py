@@ -44,7 +44,7 @@ from hybridperf.workloads.transformer import layers
 from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.kernels import Split
 from hybridperf.workloads.transformer.passes import Passes, PassStep
-from hybridperf.workloads.transformer.sizes import SCANS, WITHOUT_ATTENTION
+from hybridperf.workloads.transformer.sizes import COMPRESSING, SCANS, WITHOUT_ATTENTION
 
 _WIDE = DTYPE_BYTES["bf16"]
 _STATE = "fp32"  # of a scan
@@ -341,15 +341,19 @@ class ServedCalls:
         if latent is None and beside_prompts:
             kv_heads, seen = self._kv_heads, keys + _QUERY_TILE / 2.0
             yield self._attended(
-                sequences, _QUERY_TILE, seen, heads, dim, kv_heads, self._window(kind)
+                sequences, _QUERY_TILE, seen, heads, dim, kv_heads, self._window(kind, keys)
             )
             return
         if latent is None:
+            if kind.mixer == "picked" and (told := shape.compressed):
+                scored, index = keys / told.picked_rate, float(told.index_dim)
+                yield self._latent(sequences, scored, told.index_heads * each, index, 0.0)
+                yield self.by_rows(Softmax("fp32", sequences * each, scored))
             yield OpCall(
                 DecodeAttention(
                     "bf16", sequences, keys, heads, dim,
-                    self._kv_heads if served.shares_cache else heads, self._window(kind), each,
-                    self._kept(),
+                    self._kv_heads if served.shares_cache else heads, self._window(kind, keys),
+                    each, self._kept(),
                 ),
                 framework=served.framework,
             )  # fmt: skip
@@ -396,7 +400,13 @@ class ServedCalls:
                     0.0, keys, 1.0,
                 )  # fmt: skip
                 yield OpCall(index, framework=self.served.framework)
-        window = self._window(kind) or float(latent.selected if latent else 0)
+        if kind.mixer == "picked" and (told := shape.compressed):
+            index = PrefillAttention(
+                "bf16", batch, queries, float(told.index_heads), told.index_dim / 2.0, 1.0,
+                0.0, keys / told.picked_rate, 1.0,
+            )  # fmt: skip
+            yield OpCall(index, framework=self.served.framework)
+        window = self._window(kind, keys) or float(latent.selected if latent else 0)
         if self.habits.scores_in_memory:
             yield from self._scored(batch, queries, keys, heads, dim)
             return
@@ -426,7 +436,10 @@ class ServedCalls:
             PrefillAttention("bf16", *sizes, self._kept()), framework=self.served.framework
         )
 
-    def _window(self, kind: LayerKind) -> float:
+    def _window(self, kind: LayerKind, keys: float) -> float:
+        """Keys that a token looks at; compressed ones count; 0: all."""
+        if kind.mixer in COMPRESSING and (told := self.shape.compressed):
+            return self.shape.window + told.beyond(kind.mixer, keys)
         return float(self.shape.window) if kind.mixer == "window" else 0.0
 
     def _kept(self) -> str:

@@ -19,7 +19,12 @@ from typing import NamedTuple
 
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module
-from hybridperf.workloads.transformer.sizes import SCANS, WITHOUT_ATTENTION, ModelSizes
+from hybridperf.workloads.transformer.sizes import (
+    COMPRESSING,
+    SCANS,
+    WITHOUT_ATTENTION,
+    ModelSizes,
+)
 
 MULTIPLY_ADD = 2  # FLOPs of a multiply-add
 # numbers that an optimizer keeps per weight
@@ -122,6 +127,8 @@ def _layer(
     attention = _mixer(shape, mixer)
     times = 2 if cross else 1
     norms = (norms_of(shape, mixer, ffn) + (1 if cross else 0)) * _norm(shape)
+    n = shape.streams  # weights of each half: into it, out of it, among streams
+    norms += 2 * ((n * h + 1) * n * (n + 2) + 3) if n else 0
     if not ffn:
         return attention._replace(whole=attention.whole + norms)
     whole = attention.whole * times + norms
@@ -161,6 +168,8 @@ def _mixer(shape: ModelSizes, mixer: str) -> ParameterCounts:
         return ParameterCounts()
     if mixer == "conv":
         return ParameterCounts(heads=(4 * shape.hidden + shape.conv) * shape.hidden)
+    if shape.compressed:
+        return _compressed(shape, mixer)
     if mixer not in SCANS:
         return _attention(shape.of(mixer))
     scan = shape.scan
@@ -172,6 +181,23 @@ def _mixer(shape: ModelSizes, mixer: str) -> ParameterCounts:
     if mixer == "both":
         found = ParameterCounts(*map(sum, zip(found, _attention(shape), strict=True)))
     return found
+
+
+def _compressed(shape: ModelSizes, mixer: str) -> ParameterCounts:
+    """Queries down and up, keys, the result narrowed in groups and back; norms of both; of
+    compressed keys their products, their places' shares and norms, and an indexer's queries.
+    """
+    h, dim, told = shape.hidden, shape.dim, shape.compressed
+    assert told is not None
+    narrow = told.query_rank * shape.query_width + shape.context_width * told.output_rank
+    heads = narrow + told.output_width * h + (shape.heads if shape.sinks else 0)
+    whole = (h + 1) * (told.query_rank + dim)
+    if mixer in COMPRESSING:
+        wide = told.pooled(mixer, dim)
+        whole += h * wide + told.rate(mixer) * wide // 2 + dim
+    if mixer == "picked":
+        whole += (told.query_rank * told.index_dim + h) * told.index_heads + told.index_dim
+    return ParameterCounts(heads=heads, whole=whole)
 
 
 def _attention(shape: ModelSizes) -> ParameterCounts:
@@ -233,6 +259,8 @@ def head(shape: ModelSizes) -> ParameterCounts:
         vocab += shape.vocab * (h + 1)
     elif shape.head == "patches":
         whole += shape.vocab * (h + 1)
+    if n := shape.streams:
+        whole += n * (n * h + 1) + 1
     if shape.diffusion:  # shift and scale of the last norm
         whole += 2 * h * (h + 1)
     if shape.pooler:
@@ -287,6 +315,16 @@ def _matrices(shape: ModelSizes, kind: LayerKind, batch: float, seq: int) -> flo
     if kind.mixer in WITHOUT_ATTENTION:
         return MULTIPLY_ADD * batch * (mixed + mlp) * tokens
     mlp += mixed
+    if told := shape.compressed:
+        query = h * told.query_rank + told.query_rank * shape.query_width
+        kv = h * shape.dim
+        if kind.mixer in COMPRESSING:
+            kv += h * told.pooled(kind.mixer, shape.dim)
+        if kind.mixer == "picked":
+            query += (told.query_rank * told.index_dim + h) * told.index_heads
+        narrow = shape.context_width * told.output_rank + told.output_width * h
+        mixing = 2 * shape.streams**2 * (shape.streams + 2) * h
+        return MULTIPLY_ADD * batch * (query + kv + narrow + mlp + mixing) * tokens
     if latent:
         rank = latent.query_rank
         query = rank * (h + shape.query_width) if rank else h * shape.query_width
@@ -315,6 +353,13 @@ def _core(shape: ModelSizes, kind: LayerKind, batch: float, seq: int, causal: bo
     if kind.mixer == "window" and shape.window < tokens:
         pairs = tokens * shape.window - (shape.window**2 / 2 if causal else 0.0)
     own = shape.of(kind.mixer)
+    if kind.mixer in COMPRESSING and (told := shape.compressed):
+        half = 2 if causal else 1
+        seen = shape.window + told.beyond(kind.mixer, tokens / half)
+        pairs = tokens * seen - (seen**2 / 2 if causal else 0.0)
+        pairs = pairs if seen < tokens else tokens**2 / half
+        if kind.mixer == "picked":
+            each += told.index_heads * told.index_dim * tokens / half / told.picked_rate
     return MULTIPLY_ADD * batch * (tokens * each + pairs * (own.query_width + own.context_width))
 
 

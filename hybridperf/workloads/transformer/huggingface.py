@@ -14,7 +14,13 @@ from typing import Any
 
 from hybridperf.io import InputError, shipped_toml, unknown
 from hybridperf.workloads.transformer.fields import MOST_LAYERS, check_whole
-from hybridperf.workloads.transformer.shape import Heads, Latent, Scan, TransformerShape
+from hybridperf.workloads.transformer.shape import (
+    Compressed,
+    Heads,
+    Latent,
+    Scan,
+    TransformerShape,
+)
 from hybridperf.workloads.transformer.sizes import SCANS
 
 SEQ = 4096  # tokens of a sequence, where a model may have as many
@@ -23,6 +29,11 @@ _WITH_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2
 _KNOWN_MIXERS = "full, sliding and linear attention, Mamba-2, short convolutions and MLPs"
 # the gated delta rule has a decay and a rate of its own, and chunks of 64 tokens
 _DELTA = {"chunk": 64, "rates": 2}
+# keys that are one by the kind of a layer, and where older configs say it
+_RATES = {
+    "compressed_sparse_attention": "compress_rate_csa",
+    "heavily_compressed_attention": "compress_rate_hca",
+}
 _TABLES = ("attn_config", "ffn_config")  # of a config, which say what others say beside them
 _NESTED = ("keys", "names", "defaults", "only")  # tables of a section
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
@@ -93,7 +104,7 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("enable_moe_block"):
         fields |= _beside_experts(config, fields)
     fields |= _mixers(str(name), config, fields, longest)
-    fields |= _heads(str(name), config, fields)
+    fields |= _heads(str(name), config, fields) | _compressed(str(name), config)
     if name == "falcon":
         fields |= _falcon(config)
     if fields["family"] == "moe" and fields.get("experts") == 0:
@@ -170,6 +181,21 @@ def _heads(name: str, config: dict[str, Any], fields: dict[str, Any]) -> dict[st
     return {"full_heads": full} if full != usual else {}
 
 
+def _compressed(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Widths of attention to compressed keys, and streams."""
+    if "compress_rate_csa" not in config:
+        return {}
+    rates = config.get("compress_rates")
+    picked, condensed = (
+        rates.get(long, config[short]) if isinstance(rates, dict) else config[short]
+        for long, short in _RATES.items()
+    )
+    told = {field: config.get(key) for field, key in _words("compressed").items()}
+    _check_above_0(name, **{str(key): told[field] for field, key in _words("compressed").items()})
+    own = {**told, "picked_rate": picked, "condensed_rate": condensed}
+    return {"compressed": own, "streams": config.get("hc_mult", 0)}
+
+
 def config_of(shape: TransformerShape) -> dict[str, Any]:
     """A `config.json` that means a shape: of the first architecture whose models have its fields.
 
@@ -186,6 +212,8 @@ def config_of(shape: TransformerShape) -> dict[str, Any]:
                 fields["scan"] = Scan(**fields["scan"])
             if isinstance(fields.get("full_heads"), dict):
                 fields["full_heads"] = Heads(**fields["full_heads"])
+            if isinstance(fields.get("compressed"), dict):
+                fields["compressed"] = Compressed(**fields["compressed"])
             fields["mixers"] = tuple(fields.get("mixers", ()))
             if TransformerShape(name=shape.name, **fields).same_model(shape):
                 return config
@@ -256,6 +284,13 @@ def _config_as(name: str, shape: TransformerShape) -> dict[str, Any]:
             "moe_shared_expert_intermediate_size": shape.shared_ffn,
             "moe_latent_size": shape.expert_hidden or None,
         }  # fmt: skip
+    if told := shape.compressed:
+        config |= {key: getattr(told, field) for field, key in _words("compressed").items()}
+        config |= {"compress_rate_csa": told.picked_rate, "compress_rate_hca": told.condensed_rate}
+        called = dict(zip(("picked", "condensed"), _RATES, strict=True))
+        called["window"] = "sliding_attention"
+        config["layer_types"] = [called.get(one, one) for one in shape.mixers]
+        config["hc_mult"] = shape.streams
     if latent := shape.latent:
         config |= {
             "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.kv_rank,
@@ -379,6 +414,11 @@ def _mixers(
     else:
         listed = ("layer_types", "layers_block_type", "attention_layers")
         words = next((config[key] for key in listed if config.get(key)), [])
+    ratios = config.get("compress_ratios")
+    if isinstance(ratios, list) and not words:  # keys that are one, layer by layer
+        picked, condensed = _RATES
+        each = {0: "sliding_attention", config.get("compress_rate_csa"): picked}
+        words = [each.get(one, condensed) for one in ratios][:layers]
     if own := fields.get("mixers"):
         words = [own[at % len(own)] for at in range(layers)]
     if kinds := config.get("attn_type_list"):

@@ -24,7 +24,7 @@ from hybridperf.workloads.transformer.experts import without_experts
 from hybridperf.workloads.transformer.kernels import Split
 from hybridperf.workloads.transformer.passes import Passes, PassStep
 from hybridperf.workloads.transformer.shape import TransformerShape
-from hybridperf.workloads.transformer.sizes import SCANS, WITHOUT_ATTENTION
+from hybridperf.workloads.transformer.sizes import COMPRESSING, SCANS, WITHOUT_ATTENTION
 from hybridperf.workloads.transformer.trained import Trained
 
 
@@ -87,7 +87,7 @@ def attention(mode: Mode, kind: LayerKind, tokens: float) -> Passes:
     if kind.mixer == "mlp":
         return Passes()
     mixer = kind.mixer if kind.mixer in WITHOUT_ATTENTION else "attention"
-    into = kernels.branch(tokens, s.hidden)
+    into = _collapsed(mode, tokens) + kernels.branch(tokens, s.hidden)
     into += kernels.norm(f"{mixer} norm", s.norm, tokens, s.hidden)
     if kind.mixer in SCANS:
         into += _scan(mode, tokens)
@@ -95,7 +95,10 @@ def attention(mode: Mode, kind: LayerKind, tokens: float) -> Passes:
         into += _convolution(mode, tokens)
     if kind.mixer in WITHOUT_ATTENTION:
         return into
-    into += mode.latents(tokens) if s.latent is not None else _heads(mode, tokens)
+    if s.compressed is not None:
+        into += _narrow_heads(mode, kind, tokens)
+    else:
+        into += mode.latents(tokens) if s.latent is not None else _heads(mode, tokens)
     if s.latent is not None and s.gated_attention:
         into += kernels.linear("gate", tokens, s.hidden, s.context_width, split="outputs")
     into += mode.attended(kind, tokens)
@@ -132,6 +135,41 @@ def _heads(mode: Mode, tokens: float) -> Passes:
     return into + mode.rotated(tokens)
 
 
+def _narrow_heads(mode: Mode, kind: LayerKind, tokens: float) -> Passes:
+    """Queries through a narrow width, the key that is a value, and what compressed keys are of."""
+    s, kernels, told = mode.shape, mode.kernels, mode.shape.compressed
+    assert told is not None
+    into = kernels.linear("queries down", tokens, s.hidden, told.query_rank)
+    into += kernels.norm("query norm", "rmsnorm", tokens, told.query_rank)
+    into += kernels.linear("queries up", tokens, told.query_rank, s.query_width, split="outputs")
+    into += kernels.linear("keys", tokens, s.hidden, s.dim)
+    into += kernels.norm("key norm", "rmsnorm", tokens, s.dim)
+    if kind.mixer in COMPRESSING:
+        width = told.pooled(kind.mixer, s.dim)
+        into += kernels.linear("compressed keys", tokens, s.hidden, width)
+        pooled = kernels.loop("keys compressed", tokens, width)
+        into += Passes((pooled,), (pooled,))
+    if kind.mixer == "picked":
+        wide = told.index_heads * told.index_dim
+        into += kernels.linear("index queries", tokens, told.query_rank, wide)
+        into += kernels.linear("index weights", tokens, s.hidden, told.index_heads)
+    return into + mode.rotated(tokens)
+
+
+def _collapsed(mode: Mode, tokens: float) -> Passes:
+    """Streams of the hidden state mixed into what a half of a layer takes, and its result into
+    them: shares made of all streams, sums of as many copies there and back.
+    """
+    s, kernels, n = mode.shape, mode.kernels, mode.shape.streams
+    if not n:
+        return Passes()
+    into = kernels.linear("streams' shares", tokens, n * s.hidden, n * (n + 2))
+    loops = tuple(
+        kernels.loop(f"streams {what}", tokens, n * s.hidden) for what in ("collapsed", "mixed")
+    )
+    return into + Passes(loops, loops)
+
+
 def _cross_attention(mode: Trained, tokens: float) -> Passes:
     """Attention of a decoder's sequence to the encoder's output."""
     s, kernels = mode.shape, mode.kernels
@@ -149,7 +187,12 @@ def _cross_attention(mode: Trained, tokens: float) -> Passes:
 def _out(mode: Mode, tokens: float) -> Passes:
     s, kernels, name = mode.shape, mode.kernels, "attention output"
     comes = 1.0 if kernels.narrow_attention else None
-    product = kernels.linear(name, tokens, s.context_width, s.hidden, split="inputs", comes=comes)
+    width, product = s.context_width, Passes()
+    if told := s.compressed:  # each group of heads to its own narrow width
+        narrow = width / told.output_groups
+        width = told.output_width
+        product += kernels.linear(f"{name} narrowed", tokens, narrow, width, split="outputs")
+    product += kernels.linear(name, tokens, width, s.hidden, split="inputs", comes=comes)
     product += mode.adapter(name, tokens, s.context_width, s.hidden, "inputs")
     return product + mode.residual(name, tokens, s.biases)
 
@@ -196,7 +239,8 @@ def mlp(mode: Mode, kind: LayerKind, tokens: float) -> Passes:
         return diffusion.mlp(mode.config, kind)
     if not kind.ffn:
         return Passes()
-    into = kernels.branch(tokens, s.hidden) + kernels.norm("mlp norm", s.norm, tokens, s.hidden)
+    into = _collapsed(mode, tokens) + kernels.branch(tokens, s.hidden)
+    into += kernels.norm("mlp norm", s.norm, tokens, s.hidden)
     for at in range(s.norms_per_layer - 2):
         into += kernels.norm(f"norm {at + 3}", s.norm, tokens, s.hidden)
     if not kind.experts:

@@ -22,9 +22,16 @@ import numpy as np
 from hybridperf.io import InputError
 from hybridperf.io.namespace import Array, array_module
 from hybridperf.workloads.transformer import counts
-from hybridperf.workloads.transformer.sizes import Diffusion, Heads, Latent, ModelSizes, Scan
+from hybridperf.workloads.transformer.sizes import (
+    Compressed,
+    Diffusion,
+    Heads,
+    Latent,
+    ModelSizes,
+    Scan,
+)
 
-__all__ = ["Diffusion", "Heads", "Latent", "Scan", "TransformerShape"]
+__all__ = ["Compressed", "Diffusion", "Heads", "Latent", "Scan", "TransformerShape"]
 
 SPLITS = ("even", "cost")
 _APART = {field.name for field in dataclasses.fields(ModelSizes)} - {

@@ -27,9 +27,13 @@ from typing import Literal, Self
 from hybridperf.io import InputError
 from hybridperf.workloads.transformer import fields
 
-MIXERS = ("attention", "window", "scan", "both", "conv", "mlp", "joint", "parallel")
+MIXERS = (
+    "attention", "window", "picked", "condensed", "scan", "both", "conv", "mlp", "joint",
+    "parallel",
+)  # fmt: skip
 SCANS = ("scan", "both")  # that have a scan
 WITHOUT_ATTENTION = ("scan", "conv", "mlp")
+COMPRESSING = ("picked", "condensed")  # whose keys beyond a window are compressed
 _MOST_LAYERS = 100_000
 
 
@@ -55,6 +59,45 @@ class Latent:
                 f"sparse attention has all of {', '.join(sparse)}, or none, got {self.selected},"
                 f" {self.index_heads}, {self.index_dim}"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Compressed:
+    """Attention of one head of keys, which are its values, to a window and to compressed keys
+    beyond it; queries and results through narrow widths (DeepSeek-V4, `DeepseekV4Config` of
+    Transformers).
+    """
+
+    query_rank: int  # of the queries' latent
+    output_rank: int  # of what a group of heads gives
+    output_groups: int
+    picked_rate: int  # keys that are one where an indexer picks `selected` of them
+    condensed_rate: int  # and where all are attended to
+    selected: int
+    index_heads: int
+    index_dim: int
+
+    def __post_init__(self) -> None:
+        fields.check_fields(self, "a compressed attention")
+
+    @property
+    def output_width(self) -> int:
+        return self.output_rank * self.output_groups
+
+    def rate(self, mixer: str) -> int:
+        """Keys that are one in a layer of a mixer."""
+        return self.picked_rate if mixer == "picked" else self.condensed_rate
+
+    def beyond(self, mixer: str, keys: float) -> float:
+        """Compressed keys that a token attends to, of so many before it."""
+        found = keys / self.rate(mixer)
+        return min(found, float(self.selected)) if mixer == "picked" else found
+
+    def pooled(self, mixer: str, dim: int) -> int:
+        """Width of what is made of a token for its compressed key and for how much it counts there;
+        where keys are picked they overlap, and the indexer's are made likewise.
+        """
+        return 4 * (dim + self.index_dim) if mixer == "picked" else 2 * dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,6 +244,10 @@ class ModelSizes:
     dense_layers: int = 0  # first layers with one MLP of width dense_ffn
     dense_ffn: int = 0
     latent: Latent | None = None
+    compressed: Compressed | None = None
+    # copies of the hidden state that each half of a layer mixes (manifold-constrained
+    # hyper-connections, arXiv 2512.24880); 0: one, to which results are added
+    streams: int = 0
     # of hybrids what each layer has before its MLP: "attention", "window", "scan", "conv" (between
     # two gates), "both" (attention beside a scan); where some are an "mlp" the others have none. Of
     # a DiT: "joint", "parallel". Empty: attention in all
@@ -255,12 +302,14 @@ class ModelSizes:
         told = self.diffusion
         needed = {
             "window": bool(self.window), "scan": self.scan is not None,
+            "picked": self.compressed is not None, "condensed": self.compressed is not None,
             "both": self.scan is not None, "conv": bool(self.conv),
             "joint": told is not None and told.text_tokens > 0, "parallel": told is not None,
         }  # fmt: skip
         for word, given in needed.items():
             if word in self.mixers and not given:
                 what = {"joint": "diffusion with a text", "parallel": "diffusion", "both": "scan"}
+                what |= dict.fromkeys(COMPRESSING, "compressed")
                 raise InputError(
                     f"{self.name} has layers with a {word}; give its {what.get(word, word)}"
                 )

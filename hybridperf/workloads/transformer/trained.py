@@ -11,6 +11,7 @@ from hybridperf.workloads.transformer.counts import LayerKind
 from hybridperf.workloads.transformer.framework import does
 from hybridperf.workloads.transformer.kernels import Split
 from hybridperf.workloads.transformer.passes import Passes
+from hybridperf.workloads.transformer.sizes import COMPRESSING
 
 
 class Trained:
@@ -76,6 +77,15 @@ class Trained:
             width = s.query_width * (1 + s.gated_attention) + keys
             for what in ("in another order", "joined") if packs else ():
                 into += kernels.copy(f"queries, keys and values {what}", tokens, width)
+            if kind.mixer in COMPRESSING and (told := s.compressed):
+                # as a window of as many keys as a token looks at; the indexer's scores are half of
+                # an attention to the compressed keys
+                seen = s.window + told.beyond(kind.mixer, length / 2)
+                window = seen if seen < length else 0.0
+                if kind.mixer == "picked":
+                    index = (samples, attended, told.index_heads, told.index_dim / 2, 1.0)
+                    keys = attended / 2 / told.picked_rate
+                    into += kernels.fused_attention(*index, causal=False, keys=keys)
             sizes = (samples, attended, s.heads, s.core_dim, s.key_heads)
             into += kernels.fused_attention(*sizes, causal, window=window)
             return into + kernels.copy("context", tokens, s.context_width) if packs else into

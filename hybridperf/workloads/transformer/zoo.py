@@ -24,6 +24,7 @@ from hybridperf.io import InputError, parse_json, parse_toml, read_text, shipped
 from hybridperf.workloads.transformer import gguf, huggingface
 from hybridperf.workloads.transformer.fields import MOST_LAYERS, check_whole
 from hybridperf.workloads.transformer.shape import (
+    Compressed,
     Diffusion,
     Heads,
     Latent,
@@ -42,7 +43,8 @@ _HABITS: dict[str, dict[str, Any]] = {
     "vit": {"head": "classes"},
 }
 _PARTS: dict[str, Callable[..., Any]] = {
-    "latent": Latent, "scan": Scan, "full_heads": Heads, "diffusion": Diffusion,
+    "latent": Latent, "scan": Scan, "full_heads": Heads, "compressed": Compressed,
+    "diffusion": Diffusion,
 }  # fmt: skip
 _ABSENT = {"latent": {"query_rank": None}}  # what a part may leave out
 _FIELDS = {field.name for field in dataclasses.fields(TransformerShape)}
