@@ -98,7 +98,12 @@ BROKEN = [
         "chimera needs up to pp micro-batches or a multiple of pp, got",
     ),
     (GPT3, {"cp": 3}, {}, "seq must be divisible by cp, got seq 2048, cp 3"),
-    (HYBRID, {"cp": 2}, {}, "context parallelism of a scan is not modelled: take cp 1, got cp 2"),
+    (
+        HYBRID,
+        {"cp": 2},
+        {},
+        "of a scan, a convolution or compressed keys is not modelled: take cp 1",
+    ),
     (HYBRID, {"tp": 4}, {}, "groups of a scan must be divisible by tp, got 2 groups, tp 4"),
     (
         GPT3,

@@ -123,7 +123,8 @@ def _size_rule(code: int, kind: ScheduleKind, need: Need) -> Rule:
 
 
 # what schedules ask of stages and micro-batches
-_OF_THOSE_BEFORE = {"both", "conv", "picked", "condensed"}  # mixers of layers that need them
+# mixers of layers that look at tokens before by more than attention
+_OF_THOSE_BEFORE = {"scan", "both", "conv", "picked", "condensed"}
 _SIZES = [
     _size_rule(code, kind, need) for code, kind in enumerate(KINDS.values()) for need in kind.needs
 ]
@@ -162,11 +163,9 @@ RULES = (
          "seq must be divisible by cp, got seq {s.seq}, cp {x.cp}"),
     Rule("never", lambda s, x: (x.sequence_parallel == 0) | ("joint" not in s.mixers),
          "sequence parallelism of joint attention is not modelled: take sequence_parallel off"),
-    Rule("never", lambda s, x: (x.cp == 1) | ("scan" not in s.mixers),
-         "context parallelism of a scan is not modelled: take cp 1, got cp {x.cp}"),
     Rule("never", lambda s, x: (x.cp == 1) | (not _OF_THOSE_BEFORE & {*s.mixers}),
-         "context parallelism of convolutions and compressed keys is not modelled: take cp 1, got"
-         " cp {x.cp}"),
+         "context parallelism of a scan, a convolution or compressed keys is not modelled: take"
+         " cp 1, got cp {x.cp}"),
     Rule("strict", lambda s, x: _divides(x.tp, s.scan.groups if s.scan else x.tp),
          "groups of a scan must be divisible by tp, got {s.scan.groups} groups, tp {x.tp}"),
     Rule("note", lambda s, x: (x.cp == 1) | _divides(2 * x.cp, s.seq),
