@@ -171,6 +171,33 @@ def test_a_model_that_no_use_is_for_ends_with_status_3(run, tmp_path: Path) -> N
     assert "serve" in out
 
 
+ASKED = {  # what people type, and how many parameters it is published with
+    "deepseek-v3.2": 672e9, "deepseek-v4": 1.6e12, "deepseek-v4-flash": 284e9, "kimi-k2.5": 1.03e12,
+    "kimi-k3": 2.78e12, "minimax-m2.5": 229e9, "minimax-m3": 426e9, "glm-5": 744e9,
+    "qwen3.5": 397e9, "qwen3-next": 80e9, "gpt-oss": 117e9, "llama-4": 108e9, "gemma-3": 27e9,
+    "gemma-4": 30.7e9, "gemma-4-26b-a4b": 25.2e9, "nemotron-3-nano": 31.6e9,
+    "mistral-large-3": 673e9, "longcat-flash": 560e9, "mimo-v2-flash": 309e9, "mamba2": 2.7e9,
+    "kimi-linear": 49e9, "flux": 12e9, "sd3.5": 8.1e9, "hunyuan-video": 12.8e9, "whisper": 1.54e9,
+    "bge-m3": 0.568e9, "all-MiniLM-L6-v2": 22.7e6, "Qwen3-Embedding-8B": 8.2e9,
+}  # fmt: skip
+
+
+def test_models_that_people_ask_for_are_known_and_priced() -> None:
+    """Parameters within 2.5 % of what is published, a step no quicker than its arithmetic."""
+    shapes = {name: hp.load_shape(name) for name in ASKED}
+    for name, parameters in ASKED.items():
+        assert shapes[name].parameters == pytest.approx(parameters, rel=0.025), name
+        assert shapes[name].source
+        assert shapes[name].published or shapes[name].note, name
+    layout = {"tp": 1, "pp": 1, "dp": 8, "n_gpus": 8, "global_batch": 8, "micro_batch": 1}
+    words = layout | {"gpu": "b200_sxm", "sharding": "zero3", "recompute": "full"}
+    found = hp.predict_steps([{"model": name, "precision": "bf16"} | words for name in ASKED])
+    least = [one.model_flops(one.seq, causal=True) for one in shapes.values()]
+    peak = load_device("b200_sxm").peak("bf16", "matrix")
+    assert (found.predicted_s > np.array(least) / peak).all(), found.note.tolist()
+    assert (found.low_s < found.high_s).all()
+
+
 def test_new_accelerators_serve_a_small_model_at_a_price() -> None:
     """A device's block alone is enough: memory, seconds no quicker than reading the weights."""
     row = {"model": "llama3.2-1b", "backend": "vllm", "isl": 512, "osl": 64, "concurrency": 1}

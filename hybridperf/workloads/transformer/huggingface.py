@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hybridperf.io import InputError, shipped_toml, unknown
-from hybridperf.workloads.transformer.fields import MOST_LAYERS, check_whole
+from hybridperf.workloads.transformer.fields import MOST_LAYERS, check_number, check_whole
 from hybridperf.workloads.transformer.shape import (
     Compressed,
     Heads,
@@ -97,7 +97,7 @@ def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     if numbers and hidden % heads and "kv_lora_rank" not in config:
         fields.setdefault("head_dim", hidden // heads)  # as Transformers rounds it
     if config.get("block_auto_adjust_ff_dim"):
-        fields["ffn"] = _adjusted(config, fields["ffn"])
+        fields["ffn"] = _adjusted(str(name), config, fields["ffn"])
     fields |= _positions(str(name), fields, longest) | _experts(config, fields)
     if config.get("zero_expert_num"):
         fields |= _shortcut(fields)
@@ -135,10 +135,12 @@ def _delta_attention(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _adjusted(config: dict[str, Any], ffn: int) -> int:
+def _adjusted(name: str, config: dict[str, Any], ffn: int) -> int:
     """Width of a gated MLP with as many weights as a plain one, a multiple of a whole number."""
-    ffn = int(config.get("block_ffn_dim_multiplier", 1.0) * int(2 * ffn / 3))
-    multiple = config.get("block_multiple_of", 256)
+    multiple, times = config.get("block_multiple_of", 256), config.get("block_ffn_dim_multiplier")
+    _check_above_0(name, intermediate_size=ffn, block_multiple_of=multiple)
+    check_number("block_ffn_dim_multiplier", 1.0 if times is None else times)
+    ffn = int((1.0 if times is None else times) * int(2 * ffn / 3))
     return -(-ffn // multiple) * multiple
 
 
