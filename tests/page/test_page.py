@@ -7,10 +7,7 @@ ships.
 import io
 import json
 import math
-import shlex
-import time
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +15,12 @@ import pandas as pd
 import pytest
 from support.headless import Browser, Tab, browser_or_skip
 from support.made_traces import made_trace
-from support.served_page import (
-    Served,
-    held_bytes,
-    keep_moving,
-)  # fmt: skip
+from support.page_tab import SETTLED, answer_of, axe, command_of, move, shown, wait_for
+from support.served_page import Served, held_bytes, keep_moving
 
 from hybridperf.cli.ask import ask
 from hybridperf.traces.perfetto import write_traces
 
-_PATIENCE_S = 300.0
-_SETTLED = (
-    "[...document.querySelectorAll('[data-asked]')].length > 0 &&"
-    " [...document.querySelectorAll('[data-asked]')]"
-    ".every(one => one.dataset.asked === one.dataset.answered)"
-)
 # small questions, so that views answer within seconds on a busy machine
 SMALL = {
     "step": "#step?model=gpt2-xl&tp=1&pp=1&n_gpus=1&global_batch=1&sharding=none",
@@ -55,51 +43,6 @@ def browser() -> Iterator[Browser]:
 
 def opened(browser: Browser, page: Served, view: str, **window) -> Tab:
     return Tab(browser, page.address + SMALL[view], **window)
-
-
-def wait_for(tab: Tab, expression: str, what: str = "") -> None:
-    """Until an expression holds in the page."""
-    until = time.monotonic() + _PATIENCE_S
-    while not tab.value(f"Boolean({expression})"):
-        status = "[...document.querySelectorAll('.status')].map(n => n.textContent).join()"
-        assert time.monotonic() < until, (what or expression, tab.value(status))
-        time.sleep(0.05)
-
-
-def shown(tab: Tab, name: str) -> float:
-    """The number of a card."""
-    return float(tab.value(f"document.querySelector('[data-name=\"{name}\"]').dataset.value"))
-
-
-def command_of(tab: Tab, question: str) -> str:
-    """The words that the button copies."""
-    inside = f"document.querySelector('[data-question={question}] .command').textContent"
-    return str(tab.value(inside))
-
-
-def answer_of(command: str) -> dict:
-    """What a command that was copied answers, in this process."""
-    words = shlex.split(command)
-    assert words[0] == "hybridperf"
-    return ask(*words[1:])
-
-
-def move(tab: Tab, field: str, value: object) -> None:
-    """Move a field as a reader does: its events are the page's."""
-    tab.value(
-        f"(() => {{ const node = document.getElementById('field-{field}'); node.value = '{value}';"
-        " for (const kind of ['input', 'change'])"
-        " node.dispatchEvent(new Event(kind, { bubbles: true })); })()"
-    )
-
-
-def axe(tab: Tab) -> list[str]:
-    """Serious findings of axe-core."""
-    script = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
-    tab.value(f"(() => {{ {script}; return 1; }})()")
-    found = tab.value("axe.run(document).then(all => JSON.stringify(all.violations))")
-    bad = [one for one in json.loads(found) if one["impact"] in ("serious", "critical")]
-    return [f"{one['id']}: {[node['html'][:120] for node in one['nodes'][:3]]}" for one in bad]
 
 
 def test_a_step_is_the_commands_step_and_answers_at_once(browser: Browser, page: Served) -> None:
@@ -127,7 +70,7 @@ def test_a_step_is_the_commands_step_and_answers_at_once(browser: Browser, page:
         " knob.value = 1; knob.dispatchEvent(new Event('input', { bubbles: true })); })()"
     )
     wait_for(tab, "document.querySelector('[data-name=\"what if\"]')?.dataset.value")
-    wait_for(tab, _SETTLED)
+    wait_for(tab, SETTLED)
     faster = shown(tab, "what if")
     assert faster < shown(tab, "by its graph")
     assert "knobs=memory_bytes_per_s%3D2" in tab.value("location.hash")
@@ -218,7 +161,7 @@ def test_a_view_shows_the_commands_number(
     before = shown(tab, name)
     move(tab, field, to)
     wait_for(tab, f"document.querySelector('[data-question={question}]').dataset.asked > 1")
-    wait_for(tab, _SETTLED)
+    wait_for(tab, SETTLED)
     wait_for(tab, f"document.querySelector('[data-name=\"{name}\"]').dataset.value != {before}")
     after = shown(tab, name)
     assert math.isfinite(after)
@@ -243,7 +186,7 @@ def test_a_strip_says_what_one_percent_is_worth(
     """Of each number of the machine: the elasticities that the command prints."""
     tab = opened(browser, page, view)
     wait_for(tab, "document.querySelector('[data-driver]')")
-    wait_for(tab, _SETTLED)
+    wait_for(tab, SETTLED)
     rows = answer_of(command_of(tab, "drives"))["elasticities"]
     assert list(dict.fromkeys(row["result"] for row in rows)) == results
     for result in results:
@@ -365,7 +308,7 @@ def test_what_was_typed_is_text(browser: Browser, page: Served) -> None:
     said = tab.value("document.querySelector('[data-question=step] .error').textContent")
     assert "got '<img src=x" in said
     assert tab.value("document.querySelectorAll('#answer img').length") == 0
-    wait_for(tab, _SETTLED)
+    wait_for(tab, SETTLED)
     assert tab.value("document.querySelectorAll('#answer .error').length") == 1
     assert tab.value("document.querySelector('[data-question=inside]').hidden")
     tab.close()
@@ -375,7 +318,7 @@ def test_a_machine_shows_its_residuals(browser: Browser, page: Served) -> None:
     tab = opened(browser, page, "machine")
     wait_for(tab, "document.querySelectorAll('#answer svg circle').length > 100")
     move(tab, "name", "a100_sxm4_80g")
-    wait_for(tab, _SETTLED)
+    wait_for(tab, SETTLED)
     wait_for(tab, "document.querySelector('pre[aria-label]')")
     command = command_of(tab, "show")
     assert command == "hybridperf show a100_sxm4_80g"
@@ -405,7 +348,7 @@ def test_a_dropped_config_is_a_model_in_every_layout(
     before = shown(tab, "time of a step")
     drop(tab, "model ~ details input", path)
     wait_for(tab, f"{named} && {named}.dataset.value != {before}")
-    wait_for(tab, _SETTLED)
+    wait_for(tab, SETTLED)
     command = command_of(tab, "step")
     assert "onerror" in command
     row = answer_of(command.replace(f"model={path.name}", f"model={path}"))["rows"][0]
@@ -437,11 +380,11 @@ def test_a_dropped_trace_shows_where_its_time_went(
         found = shown(tab, name.removeprefix("gpu_").removesuffix("_s"))
         assert found == pytest.approx(longest[name], rel=1e-9)
     wait_for(tab, "document.querySelector('[data-name=after]')", "the replay")
-    wait_for(tab, _SETTLED)
+    wait_for(tab, SETTLED)
     before = shown(tab, "after")
     move(tab, "faster", "aten::mm=2")
     wait_for(tab, f"document.querySelector('[data-name=after]')?.dataset.value < {before}")
-    wait_for(tab, _SETTLED)
+    wait_for(tab, SETTLED)
     said = ask("trace", "replay", str(path), "--faster", "aten::mm=2")["steps"][0]
     assert shown(tab, "after") == pytest.approx(said["after_s"], rel=1e-9)
     legible(tab)
@@ -457,7 +400,7 @@ def test_dropped_tables_are_placed(browser: Browser, page: Served, tmp_path: Pat
     move(tab, "gpus", 2)
     drop(tab, "file", path)
     wait_for(tab, "document.querySelector('[data-name=\"time of a step\"]')", "the placement")
-    wait_for(tab, _SETTLED)
+    wait_for(tab, SETTLED)
     command = command_of(tab, "shard")
     assert "tables.csv" in command
     said = answer_of(command.replace("tables.csv", str(path)))

@@ -1,6 +1,11 @@
 // Questions to the server: an answer comes as lines, progress first.
 
-export class Stopped extends Error {}
+import { Stopped } from "./turns.js";
+
+// The views, as `views.toml` has them.
+export async function known() {
+  return (await fetch("views.json")).json();
+}
 
 // The last line's answer; `told` hears of the command and of progress.
 export async function ask(view, question, values, told = () => {}, signal = undefined) {
@@ -40,42 +45,6 @@ export async function ask(view, question, values, told = () => {}, signal = unde
   }
   if (!answer) throw new Error("The answer broke off; ask again.");
   return { ...answer, files };
-}
-
-// Runs one question at a time, always with the newest values: moves in between are passed over.
-export class Latest {
-  #run;
-  #next;
-  #busy = false;
-  #timer = 0;
-
-  constructor(run, wait = 0) {
-    this.#run = run;
-    this.wait = wait;
-  }
-
-  ask(values) {
-    this.#next = values;
-    clearTimeout(this.#timer);
-    if (this.wait) this.#timer = setTimeout(() => this.#go(), this.wait);
-    else this.#go();
-  }
-
-  forget() {
-    clearTimeout(this.#timer);
-    this.#next = undefined;
-  }
-
-  async #go() {
-    if (this.#busy) return;
-    this.#busy = true;
-    while (this.#next !== undefined) {
-      const values = this.#next;
-      this.#next = undefined;
-      await this.#run(values);
-    }
-    this.#busy = false;
-  }
 }
 
 export async function upload(file) {

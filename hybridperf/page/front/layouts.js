@@ -40,7 +40,8 @@ function address(row, values) {
   return `#step?${new URLSearchParams(Object.entries({ ...asked, ...Object.fromEntries(same) }).filter(([name, value]) => name === "gpu" || value))}`;
 }
 
-export function show(root, { form }) {
+export function show(root, { form, asks }) {
+  const served = asks.includes("launch"); // an exported page answers what it holds alone
   let picked = [];
   let answer = null;
   let head = null;
@@ -113,15 +114,15 @@ export function show(root, { form }) {
       section("The best of them",
         make("div", { class: "bar-of-buttons" }, axis, filter),
         scatter(`Each point is a layout of the best ${answer.layouts.length}; the line joins those that no other beats in both. The circle is the best. Choose points to compare them.`, points, { name, write, log: true }, { name: "time of a step", write: units.time, log: true }, [line]),
-        table("The best layouts", [{ name: "row", label: "row", write: units.whole }, { name: "pick", label: "", words: true, write: button }, { name: "layout", label: "layout", long: true }, ...PARTS.slice(0, -1).map(([id, label, one]) => ({ name: id, label, write: one })), { name: "open", label: "", words: true, write: (_, row) => make("a", { href: address(row, form.values()), "aria-label": `open layout ${row.row} in Step` }, "open") }], kept.slice(0, ROWS), { name: "layouts", every: kept, chosen: (row) => picked.includes(answer.layouts.indexOf(row)) })),
+        table("The best layouts", [{ name: "row", label: "row", write: units.whole }, { name: "pick", label: "", words: true, write: button }, { name: "layout", label: "layout", long: true }, ...PARTS.slice(0, -1).map(([id, label, one]) => ({ name: id, label, write: one })), ...(served ? [{ name: "open", label: "", words: true, write: (_, row) => make("a", { href: address(row, form.values()), "aria-label": `open layout ${row.row} in Step` }, "open") }] : [])], kept.slice(0, ROWS), { name: "layouts", every: kept, chosen: (row) => picked.includes(answer.layouts.indexOf(row)) })),
       section("Two beside each other", compared()),
       section("Why the winner wins", parts(answer.compared), ...answer.compared.slice(1).map((row) => why(answer.compared[0], row)), answer.compared.some((row) => row.what === "naive") ? make("p", { class: "remark" }, `Naive: ${answer.naive}.`) : null, ...answer.memory.map((one) => make("p", {}, sentence(one)))),
-      section("Launch file", make("div", { class: "bar-of-buttons" },
+      served ? section("Launch file", make("div", { class: "bar-of-buttons" },
         make("label", { for: "row" }, "For row"),
         make("input", { id: "row", type: "number", min: 1, max: 400, value: answer.layouts[picked.at(-1) ?? 0].row }),
         make("label", { for: "target" }, "in"),
         make("select", { id: "target" }, ...["torchtitan", "megatron", "nemo", "deepspeed", "maxtext"].map((one) => make("option", {}, one))),
-        make("button", { type: "button", onclick: writeLaunch }, "Write")), launch.node),
+        make("button", { type: "button", onclick: writeLaunch }, "Write")), launch.node) : null,
       section("What was assumed", notes(answer.notes)),
     ].filter(Boolean));
   }

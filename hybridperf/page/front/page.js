@@ -1,6 +1,6 @@
 // The page: views, their fields, and the state in the address.
 
-import { ask } from "./ask.js";
+import { ask, known } from "./ask.js";
 import { Form } from "./form.js";
 import * as grid from "./grid_view.js";
 import { make } from "./parts.js";
@@ -15,8 +15,8 @@ import * as trace from "./trace.js";
 const SHOWS = { step, layouts, grid, serving, run, machine, trace, tables };
 const NAMES = { models: (one) => Object.keys(one.models), devices: (one) => one.devices.map((d) => d.id), systems: (one) => one.systems.map((s) => s.id) };
 const place = (id) => document.getElementById(id);
-const views = await (await fetch("views.json")).json();
 const suggestions = {};
+let views = {};
 let shown = null;
 
 // Names that fields offer; asked for once, behind the first answer.
@@ -66,13 +66,16 @@ function open() {
     shown.changed(form.values(), Object.keys(changes)[0], true);
   };
   place("answer").replaceChildren();
-  shown = SHOWS[view].show(place("answer"), { form, set });
+  shown = SHOWS[view].show(place("answer"), { form, set, asks: Object.keys(views[view].questions) });
   form.refused = (words) => shown.refused(words);
   shown.changed(form.values(), "", true);
 }
 
-place("views").append(...Object.keys(SHOWS).map((view) => make("a", { href: `#${view}` }, views[view].title)));
-place("fields").addEventListener("submit", (event) => event.preventDefault());
-place("skip").addEventListener("click", (event) => { event.preventDefault(); place("answer").focus(); });
-addEventListener("hashchange", open);
-open();
+known().then((found) => {
+  views = found;
+  place("views").append(...Object.keys(SHOWS).filter((view) => views[view]).map((view) => make("a", { href: `#${view}` }, views[view].title)));
+  place("fields").addEventListener("submit", (event) => event.preventDefault());
+  place("skip").addEventListener("click", (event) => { event.preventDefault(); place("answer").focus(); });
+  addEventListener("hashchange", open);
+  open();
+}).catch((error) => { place("lead").textContent = error.message; });

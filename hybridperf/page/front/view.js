@@ -1,8 +1,9 @@
 // What the views share: a question that is asked again as values change, with its progress, its
 // errors and its answer's place.
 
-import { ask, Latest, Stopped } from "./ask.js";
+import { ask } from "./ask.js";
 import { make } from "./parts.js";
+import { Latest, Stopped } from "./turns.js";
 
 const SHOWN_MS = 400; // before this, an answer is shown without saying that it is awaited
 
