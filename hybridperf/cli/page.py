@@ -37,7 +37,6 @@ def page(
 
 def _export(export: Path | None, model: str, system: str, gpus: str) -> None:
     from hybridperf.cli import common
-    from hybridperf.cli.ask import ask
     from hybridperf.hardware import load_system
     from hybridperf.page.exported import write_exported
     from hybridperf.workloads.transformer import load_shape
@@ -52,5 +51,5 @@ def _export(export: Path | None, model: str, system: str, gpus: str) -> None:
     counts = common.names_in(gpus)
     if wrong := [one for one in counts if not one.isdecimal() or int(one) < 1]:
         raise common.wrong(f"expected --gpus such as 8,64, got {wrong[0]!r}; mend it")
-    answers = write_exported(export, ask, models, systems, [*map(int, counts)])
+    answers = write_exported(export, PROGRAM, models, systems, [*map(int, counts)])
     print(f"{export}: {answers:,} answers, {export.stat().st_size / 1e6:.1f} MB")

@@ -1,28 +1,27 @@
 """The page as one file that needs no server: three of its views, with the answers to every question
 that they can ask.
 
-Answers are those of the commands (`ask`), so the file shows the numbers that the command prints.
+Answers are those of the commands (`cli/ask.py`), so the file shows the numbers that the command prints.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import gzip
 import html
-import io
 import itertools
 import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hybridperf.io import InputError, replacing, shipped_toml, write_table
 from hybridperf.io.later import pd
 from hybridperf.io.progress import Progress, shown
+from hybridperf.page.processes import Ask, one_by_one
 from hybridperf.page.questions import Question, question, views
 from hybridperf.report import answer_page
 
@@ -36,18 +35,17 @@ _MODULES = {name: name for name in (
     "grid_view", "layouts", "machine", "run", "serving", "step", "tables", "trace", "page",
 )} | {"ask": "exported"}  # fmt: skip
 _BODY = re.compile(r"<body>\n(.*)</body>", re.DOTALL)
-Ask = Callable[..., Mapping[str, Any]]
 
 
 def write_exported(
-    path: str | os.PathLike, ask: Ask, models: Sequence[str] = (), systems: Sequence[str] = (),
+    path: str | os.PathLike, program: Sequence[str], models: Sequence[str] = (), systems: Sequence[str] = (),
     gpus: Sequence[int] = (),
 ) -> int:  # fmt: skip
     """Write the file, whole or not at all.
 
     Args:
         path: the file.
-        ask: answers a command's words, `InputError` where it cannot (`hybridperf.cli.ask.ask`).
+        program: a command line that answers commands (`hybridperf/cli/ask.py`).
         models: that views offer; none: those of `exported.toml`, as of the two that follow.
         systems: that views offer.
         gpus: numbers of them that a step and a layout may have, and a deployment.
@@ -62,10 +60,11 @@ def write_exported(
     given = {"models": models, "systems": systems, "gpus": gpus}
     lists = {name: list(own or said[name]) for name, own in given.items()}
     known, answers = dict[str, Any](), dict[str, Any]()
-    for name, view in said["views"].items():
-        offered = _offered(view["fields"], lists, gpus)
-        known[name] = _view(name, view["question"], offered)
-        answers[f"{name} {view['question']}"] = _answered(name, view, offered, ask)
+    with one_by_one(program) as ask:
+        for name, view in said["views"].items():
+            offered = _offered(view["fields"], lists, gpus)
+            known[name] = _view(name, view["question"], offered)
+            answers[f"{name} {view['question']}"] = _answered(name, view, offered, ask)
     told = json.dumps({"views": known, "answers": answers}, allow_nan=False).encode()
     # without a time within: the same answers are the same bytes
     packed = base64.b64encode(gzip.compress(told, mtime=0)).decode()
@@ -148,8 +147,7 @@ def _rows(questions: Sequence[Question], ask: Ask) -> Iterator[dict[str, Any]]:
     cells = [dict(word.split("=", 1) for word in one.arguments[1:]) for one in questions]
     with tempfile.TemporaryDirectory(prefix="hybridperf-") as folder:
         write_table(pd.DataFrame(cells), table := Path(folder) / "rows.csv")
-        with contextlib.redirect_stderr(io.StringIO()):  # each row's note says what is wrong
-            answer = ask(_TABLE, str(table))
+        answer = ask(_TABLE, str(table))
     for row in answer["rows"]:
         row = {**row, "note": re.sub(r"^row \d+: ", "", str(row["note"] or ""))}
         yield {**answer, "rows": [row]}

@@ -10,12 +10,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Sequence
+import subprocess
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
+
+from hybridperf.io import InputError
 
 _LONGEST_LINE = 64 << 20  # bytes of an answer
 _QUIET_S = 0.5  # without a question, before one is asked ahead
+Ask = Callable[..., dict[str, Any]]
 _ENDED = "the program that computes has ended; ask again, a new one starts"
+
+
+@contextlib.contextmanager
+def one_by_one(program: Sequence[str]) -> Iterator[Ask]:
+    """A function of a command's words that waits for the program's answer, `InputError` where that
+    is a sentence.
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(program, text=True, encoding="utf-8", **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(*words: str) -> dict[str, Any]:
+            print(json.dumps(words), file=process.stdin, flush=True)
+            for line in process.stdout or ():
+                said = json.loads(line)
+                if "answer" in said:
+                    found: dict[str, Any] = said["answer"]
+                    return found
+                if "error" in said:
+                    raise InputError(said["error"])
+            raise InputError(_ENDED)
+
+        try:
+            yield ask
+        finally:
+            process.kill()
 
 
 class Answerer:

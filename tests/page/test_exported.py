@@ -11,7 +11,7 @@ import pytest
 from support.headless import Tab, browser_or_skip
 from support.page_tab import SETTLED, answer_of, axe, command_of, move, shown, wait_for
 
-from hybridperf.cli.ask import ask
+from hybridperf.cli.page import PROGRAM
 from hybridperf.io import InputError
 from hybridperf.page.exported import write_exported
 
@@ -22,7 +22,7 @@ _DIGITS = 5e-6  # half of the sixth, the last of the file's numbers
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "page.html"
-    write_exported(path, ask, **_WORDS)
+    write_exported(path, PROGRAM, **_WORDS)
     return path
 
 
