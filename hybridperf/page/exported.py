@@ -1,7 +1,7 @@
 """The page as one file that needs no server: three of its views, with the answers to every question
 that they can ask.
 
-Answers are those of the commands (`cli/ask.py`), so the file shows the numbers that the command prints.
+Answers are those of the commands (`cli/ask.py`): the file shows the numbers that these print.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _BODY = re.compile(r"<body>\n(.*)</body>", re.DOTALL)
 
 
 def write_exported(
-    path: str | os.PathLike, program: Sequence[str], models: Sequence[str] = (), systems: Sequence[str] = (),
-    gpus: Sequence[int] = (),
+    path: str | os.PathLike, program: Sequence[str], models: Sequence[str] = (),
+    systems: Sequence[str] = (), gpus: Sequence[int] = (),
 ) -> int:  # fmt: skip
     """Write the file, whole or not at all.
 

@@ -27,8 +27,10 @@ def one_by_one(program: Sequence[str]) -> Iterator[Ask]:
     """A function of a command's words that waits for the program's answer, `InputError` where that
     is a sentence.
     """
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(program, text=True, encoding="utf-8", **pipes) as process:
+    with subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        encoding="utf-8",
+    ) as process:  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
 
