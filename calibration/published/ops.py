@@ -60,6 +60,7 @@ class Table(NamedTuple):
     source: str
     families: Sequence[str]  # that it holds rows of: only those asked for are read
     drifts: bool = False
+    without_tf32: bool = False  # whether cuDNN was told to multiply its fp32 as such
 
 
 CALIBRATED: tuple[str, ...] = tuple(_SHIPPED["calibrated"])  # devices of which enough is measured
@@ -125,7 +126,7 @@ def table_path(data: Path, name: str) -> Path:
 
 def read_rows(data: Path, name: str) -> tuple[pd.DataFrame, dict[str, int]]:
     """(usable rows of one table as `ops` reads them, rows left out by reason)."""
-    source, _, drifts = FILES[name]
+    source, _, drifts, _ = FILES[name]
     frame = _whole_table(data, name)
     frame = sparse.spmm_rows(frame) if source == sparse.SOURCE else frame
     require_columns(frame, ["device", "op", "dtype", "time_s"], f"{name} of {source}")
@@ -206,8 +207,9 @@ def device_rows(
     frame: pd.DataFrame, device: DeviceSpec, name: str, left_out: Counter[str]
 ) -> list[tuple[str, DeviceRows]]:
     """(family, rows) of one table and device; counts in `left_out` what no op or family fits."""
+    in_fp32 = name in FILES and FILES[name].without_tf32
     try:
-        parsed = parse_ops(frame, device)
+        parsed = parse_ops(frame, _without_tf32(device) if in_fp32 else device)
     except InputError as error:  # not one row can be read
         left_out[_reason(str(error))] += len(frame)
         return []
@@ -229,6 +231,12 @@ def device_rows(
             time_s = given["time_s"].to_numpy(np.float64)
             out.append((family, DeviceRows(family_rows(part, keep, device), time_s, about)))
     return out
+
+
+def _without_tf32(device: DeviceSpec) -> DeviceSpec:
+    """A GPU whose library does not choose TF32 for single precision."""
+    peaks = {name: peak for name, peak in device.peak_flops_per_s.items() if name != "tf32"}
+    return device.model_copy(update={"peak_flops_per_s": peaks})
 
 
 def shape_hash(family: str, op: Op, rows: int) -> np.ndarray:

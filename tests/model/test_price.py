@@ -10,6 +10,7 @@ from support.part_calls import calls_of
 import hybridperf as hp
 from hybridperf.model import PerfModel, shipped
 from hybridperf.model.calls import CollectiveCall, GivenSeconds
+from hybridperf.model.sources import Code
 from hybridperf.model.stages.borrowed import ATTENTION_WIDTH, PRODUCTS_WIDTH, ROW_WIDTH
 from hybridperf.ops import Convolution, EncoderAttention, Gemm, OpCall, RmsNorm, run_on
 from hybridperf.ops.table import parse_ops
@@ -80,6 +81,18 @@ def test_a_convolution_in_single_precision_is_tf32_where_there_is_such() -> None
         for dtype in ("fp32", peak):
             call = OpCall(dataclasses.replace(op, dtype=dtype))
             assert hp.price(model, [call]).seconds == pytest.approx([by_table], rel=1e-4)
+
+
+def test_tensor_cores_that_were_not_measured_go_by_those_that_were() -> None:
+    """An A100's convolutions were measured in fp32; an H200's in TF32, whose share of the peak
+    tells of the A100's more than the A100's lanes do.
+    """
+    model = hp.load_model("a100_pcie_80g")
+    op = Convolution("fp32", 32.0, 256.0, 256.0, 28.0, 28.0, 3.0)
+    found = hp.price(model, [OpCall(op), OpCall(dataclasses.replace(op, dtype="fp16"))])
+    assert [(one.code, one.device) for one in found.sources] == [
+        (Code.BORROWED, "h200_sxm"), (Code.OWN_ROWS, ""),
+    ]  # fmt: skip
 
 
 def test_a_fused_norm_takes_its_bytes_and_a_single_one_what_was_measured(model) -> None:

@@ -102,6 +102,16 @@ def test_the_line_by_which_a_timer_drifted_is_taken_off(tmp_path) -> None:
     assert np.median(late_s) == pytest.approx(np.median(kernel_s[kept][-500:]), rel=0.05)
 
 
+@pytest.mark.parametrize(("name", "read"), [("neusight_conv", "fp32"), ("deepbench_conv", "tf32")])
+def test_convolutions_are_of_what_multiplied_them(tmp_path, name: str, read: str) -> None:
+    """NeuSight's program forbids cuDNN TF32, which others leave it on a GPU that has it."""
+    size = {"batch": 8, "c_in": 64, "c_out": 64, "kernel_size": 3, "h_in": 28, "h_out": 28}
+    row = {"device": "a100_pcie_80g", "op": "conv", "dtype": "fp32", "time_s": 1e-3, **size}
+    write(tmp_path, name, [row] * 8)
+    found = sources.read_families(tmp_path, ["convolution"]).families["convolution"]
+    assert set(found["a100_pcie_80g"].rows.implementation) == {f"conv||{read}|fwd"}
+
+
 def test_published_convolutions_keep_no_trace_of_their_order(data_dir: Path) -> None:
     """Of ops larger than most, which all are kept, the quickest of the last quarter of each table
     took 17 to 46 % longer than those of the first.

@@ -50,7 +50,7 @@ from hybridperf.model.sources import Code, Source
 from hybridperf.model.stages.closed import priced_alone
 from hybridperf.model.stages.family import kernel_floors
 from hybridperf.model.stages.step import NOTHING_S, Machine, Step
-from hybridperf.model.stages.who import as_measured, is_measured, rate
+from hybridperf.model.stages.who import as_measured, has_met, is_measured, rate
 from hybridperf.ops.attention import PUBLISHED_SHARE
 from hybridperf.ops.quantise import SCHEMES, measured_scheme
 from hybridperf.ops.rows import RowMachine, goes_by_rows
@@ -142,13 +142,15 @@ def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
 
 def reference_device(device: DeviceSpec, batch: Batch, models: Sequence[Any]) -> Any | None:
     """The calibration whose share of the roofline is believed of ops, if any has such."""
-    having = {}
+    having, met = {}, set[str]()
     for model in models:
         if not rate(model.device, batch.op):
             continue
         same = as_measured(model, batch.on(model.device))
         if is_measured(model, same):
             having[model.device.id] = model, rate(model.device, same.op)
+            met |= {model.device.id} if has_met(model, same) else set()
+    having = {name: one for name, one in having.items() if name in met} or having
     near = references_of(device, having) or ([] if is_lookup(batch.op) else list(having))
     alike = [name for name in near if has_gddr(having[name][0].device) == has_gddr(device)]
     near = alike or near  # what a card of lower power with GDDR keeps up says nothing of the others

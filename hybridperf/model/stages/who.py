@@ -48,13 +48,14 @@ def who(batch: Batch, model: Any) -> Who:
         return Who.FORM
     if batch.kernel == FUSED:
         return Who.FUSED
-    if not batch.inlined and batch.family in model.families:
-        return Who.FAMILY
-    if is_measured(model, batch):
-        return Who.GROUP if batch.group in model.groups else Who.DATASHEET
     other = model.stand_in
-    if other is not None and is_measured(other, as_measured(other, batch)):
-        return Who.STAND_IN
+    if not _met_elsewhere(batch, model):
+        if not batch.inlined and batch.family in model.families:
+            return Who.FAMILY
+        if is_measured(model, batch):
+            return Who.GROUP if batch.group in model.groups else Who.DATASHEET
+        if other is not None and is_measured(other, as_measured(other, batch)):
+            return Who.STAND_IN
     usual = model.refers and batch.family == SINGLE and not batch.inlined and model.usual
     if usual and SINGLE in usual():
         return Who.USUAL
@@ -90,6 +91,26 @@ def is_measured(model: Any, batch: Batch) -> bool:
     # the report of a group that a family prices has neither a range nor formats
     own = report is not None and bool(report.dtypes or report.lowest)
     return (adapted is not None and adapted.rows > 0) or (own and report.measured_dtype(batch.op))
+
+
+def has_met(model: Any, batch: Batch) -> bool:
+    """Whether a calibration has rows of such ops, and of the matrix unit in such numbers, there or
+    in its prior.
+    """
+    any_numbers = batch.op.unit != "matrix" or batch.family not in model.families
+    return (any_numbers or _in_slots(model, batch)) and is_measured(model, batch)
+
+
+def _met_elsewhere(batch: Batch, model: Any) -> bool:
+    """Whether another device alone has measured ops of the matrix unit in such numbers: what a GPU
+    takes without TF32 says nothing of its tensor cores.
+    """
+    own, matrix = model.measured, batch.op.unit == "matrix"
+    met = batch.family not in own.families or _in_slots(own, as_measured(own, batch))
+    if met or not (matrix and model.refers):
+        return False
+    others = (one for one in model.references() if rate(one.device, batch.op))
+    return any(has_met(one, as_measured(one, batch.on(one.device))) for one in others)
 
 
 def as_measured(model: Any, batch: Batch) -> Batch:
