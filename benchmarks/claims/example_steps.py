@@ -386,7 +386,8 @@ def _bert(torch: Any, step: Step) -> tuple[Any, ...]:
 
 def _ncf(torch: Any, step: Step) -> tuple[Any, ...]:
     """Neural collaborative filtering of MovieLens-20m: two pairs of lookups, a product of 64
-    numbers beside layers of 256, 256, 128 and 64 (He et al., 1708.05031).
+    numbers beside layers of 256, 256, 128 and 64 (He et al., 1708.05031). Inference in fp16 has its
+    weights so (`opt_level` O2 of NCF/inference.py).
     """
     nn, users, items = torch.nn, 138493, 26744
 
@@ -416,7 +417,10 @@ def _ncf(torch: Any, step: Step) -> tuple[Any, ...]:
     def loss_of(scores: Any) -> Any:
         return nn.functional.binary_cross_entropy_with_logits(scores.float(), wanted)
 
-    return Filter(), (user, item), loss_of, _fused_adam
+    net = Filter()
+    if step.task == "infer" and step.precision == "amp_fp16":
+        net = net.half()
+    return net, (user, item), loss_of, _fused_adam
 
 
 _MODELS = {"SSD": _ssd, "nnUNet": _unet, "BERT": _bert, "NCF": _ncf}

@@ -3,7 +3,8 @@
 timm's own `benchmark.py` measured steps of hundreds of architectures on an RTX 3090 and an RTX 4090
 (`added/programs/timm`): products in fp16 by autocast, weights in fp32, `cudnn.benchmark`, images
 and weights plane by plane (nchw) or pixel by pixel (nhwc), inference under `no_grad`, training by
-SGD with momentum. None of these rows is given to a model.
+SGD with momentum. None of these rows is given to a model. Inference had norms in fp16
+(`--fast-norm`): in fp32 the batches of several models (hybrid ViTs, a Swin) need more than 24 GB.
 
 Architectures, not rows, are dealt out, by a hash of the name that nobody chose. The first 48 are
 spent: constants of `ops/images.py` were settled on half of them, and the other half was looked at.
@@ -210,6 +211,7 @@ def captured(arch: str, task: str, layout: str, batch: int, side: int, fused: bo
     """
     timm, torch = libraries()
     timm.layers.set_fused_attn(fused)
+    timm.layers.set_fast_norm(task == "infer")
     order = torch.channels_last if layout == "nhwc" else torch.contiguous_format
     with contextlib.ExitStack() as stack:
         if not arch.startswith(_READS_NUMBERS):
