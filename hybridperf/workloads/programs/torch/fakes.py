@@ -190,6 +190,17 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         return self
 
     autocast = Autocast()
+    without_gradients: list[Any] = []
+
+    def enter(context: Any) -> None:
+        """`inference_mode` as `no_grad`: the same kernels, while it hides from what sees ops that
+        autocast is on.
+        """
+        without_gradients.append(torch.no_grad() if context.mode else torch.enable_grad())
+        without_gradients[-1].__enter__()
+
+    def leave(_: Any, *raised: Any) -> None:
+        without_gradients.pop().__exit__(*raised)
 
     def untouched(tensor: Any = None, *_: object, **__: object) -> Any:
         return tensor
@@ -200,6 +211,7 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         OneDevice(),
         autocast.followed(),
         mock.patch.object(torch.nn.Module, "_apply", apply),
+        mock.patch.multiple(torch.inference_mode, __enter__=enter, __exit__=leave),
         mock.patch.object(torch.cuda, "synchronize", untouched),
         torch.compiler.set_stance("force_eager"),
         mock.patch.object(torch.nn.init, "_no_grad_trunc_normal_", untouched),  # reads numbers
