@@ -10,12 +10,12 @@ from support.torch_steps import nn, torch
 import hybridperf as hp
 from hybridperf.io.installed import installed_hardware
 from hybridperf.model.price import price
-from hybridperf.ops import Fused, Norm, ScatterAdd
+from hybridperf.ops import BatchedGemm, Fused, Norm, ScatterAdd
 from hybridperf.workloads.programs.torch.calls import Tensor, TorchCall
 from hybridperf.workloads.programs.torch.capture import capture
 from hybridperf.workloads.programs.torch.eager import by_rows, in_stored_order, on_images
 from hybridperf.workloads.programs.torch.ops import kernels
-from hybridperf.workloads.programs.torch.program import workload_of
+from hybridperf.workloads.programs.torch.program import priced_ops, workload_of
 from hybridperf.workloads.programs.torch.tables import sorted_gradient
 from hybridperf.workloads.transformer.in_step import call_in_step
 
@@ -253,3 +253,20 @@ def test_inference_mode_and_no_grad_give_one_graph() -> None:
     one, other = workload_of(plain), workload_of(skipped)
     assert one.calls == other.calls
     assert (one.graph.row == other.graph.row).all()
+
+
+def test_grouped_products_are_of_any_format() -> None:
+    """PyTorch's rule for tensors without memory knows bf16 alone; experts under autocast multiply
+    in the format of their weights.
+    """
+
+    def step(x, weights, ends):
+        with torch.autocast("cuda", torch.bfloat16):
+            return nn.functional.grouped_mm(x, weights, offs=ends).sum()
+
+    given = torch.zeros(256, 64), torch.zeros(8, 64, 128), torch.zeros(8, dtype=torch.int32)
+    seen = capture(step, given, train=False)
+    (made,) = [one.call.made for one in seen.ops if one.call.kind == "aten::_grouped_mm"]
+    assert (made.shape, made.dtype) == ((256, 128), "fp32")
+    product = BatchedGemm("fp32", 8.0, 32.0, 128.0, 64.0)
+    assert product in [call.op for _, calls in priced_ops(seen, frozenset()) for call in calls]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 _SPACES = ("aten", "hybridperf")  # of ops whose results follow from shapes
 _LISTS = ("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad")
 _UNSAFE_VIEW = "aten::_unsafe_view"  # which PyTorch does not call a view, for gradients' sake
+_GROUPED = "aten::_grouped_mm"  # whose rule knows bf16 alone, its kernels fp16 and fp32 besides
 _NOTHING = object()  # is given by ops in place
 _SCALARS = (int, float, bool, str, type(None))
 
@@ -93,12 +94,18 @@ class Results:
             return self._wrapped(views, mode, tensors[0].fake_device)
         kept = self._known.get(asked)
         if kept is None:
-            result = func(*args, **kwargs)
+            result = self._by_rule(func, args, kwargs)
             self._known[asked] = self._kept(result, tensors)
             return result
         if kept is NotImplemented:
-            return func(*args, **kwargs)
+            return self._by_rule(func, args, kwargs)
         return self._made(kept, tensors)
+
+    def _by_rule(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """By PyTorch's own rule."""
+        if func._schema.name != _GROUPED:
+            return func(*args, **kwargs)
+        return func(*(one.bfloat16() for one in args[:2]), *args[2:], **kwargs).to(args[0].dtype)
 
     def _of_lists(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], n: int) -> Any:
         """Of an op that goes over lists: what it gives for each place of them."""
