@@ -95,8 +95,8 @@ def sessions_served(count: int) -> None:
         sessions = requests_of(*drawn_sessions(TURNS | {"count": str(count)}))
         served = serve(sessions.requests, engines, routing=routing, tiers=tiers)
         took_s = time.process_time() - began
-        found = ServedSessions(sessions, served, ("gpu", "host", "nvme"), ENGINES)
-        hits = ", ".join(f"{name} {share:.1%}" for name, share in found.hits().items())
+        found = ServedSessions(sessions, served, ENGINES)
+        hits = ", ".join(f"{name} {share:.1%}" for name, share in served.hits().items())
         print(
             f"one core, {count:,} sessions on {ENGINES} engines, {routing}: {took_s:.1f} s (<="
             f" {GOAL_S * count / SESSIONS:g}); {hits}; {found.tasks_per_gpu_hour():.0f} tasks per"

@@ -171,7 +171,6 @@ def of_shape(
 ) -> None:  # fmt: skip
     """Print all deployments, ranked; `hybridperf serve` has the arguments."""
     from hybridperf.engine.economy import economy
-    from hybridperf.io import read_table
     from hybridperf.serving import open_loop
     from hybridperf.serving import rows as names
     from hybridperf.serving.deployment_latency import Question
@@ -192,8 +191,12 @@ def of_shape(
     common.table_ready(out, [*files, prices, requests, read, *fit_on], html=html)
     if trace and requests is None:
         raise wrong(f"expected --requests FILE with --trace {trace}, got none")
-    tasks = _sessions(sessions, routing, lower, requests)
-    recorded = open_loop.recorded(read_table(requests), trace) if requests else None
+    if sessions and requests is not None:
+        raise wrong("expected --requests or --sessions, got both; leave one of them out")
+    recorded = _recorded(requests, trace) if requests else None
+    prefixes = bool(sessions) or (recorded is not None and recorded.streams is not None)
+    _check_caches(prefixes, routing, lower)
+    tasks = _sessions(sessions) if sessions else None
     if why and (fit_on or effects):
         raise wrong("expected --why without --fit-on and --model, got both; leave one of them out")
     limits = _limits(sla)
@@ -230,12 +233,15 @@ def of_shape(
         fitted = asked.fit.rows if asked.fit else 0
         print(serving_report(found, head, shape, top, rates.money, notes, fitted))
     if recorded is not None:
-        served = open_loop.served_openly(asked, found.iloc[0].to_dict(), recorded)
+        best = found.iloc[0].to_dict()
+        served = open_loop.served_openly(asked, best, recorded, routing or "prefix_aware", lower)
         common.result(open_loop=served.percentiles())
+        if recorded.streams is not None:
+            common.result(hits=served.hits())
         print("\n" + open_loop_report(served))
     if tasks is not None:
         done = open_loop.served_sessions(
-            asked, found.iloc[0].to_dict(), tasks, routing or "prefix_aware", *lower
+            asked, found.iloc[0].to_dict(), tasks, routing or "prefix_aware", lower
         )
         common.result(sessions=done.summary(), turns=done.by_turn())
         print("\n" + sessions_report(done))
@@ -247,26 +253,38 @@ def of_shape(
     common.table_written(found, out, f"\n{len(found)} deployments, the best first, in")
 
 
-def _sessions(
-    told: str, routing: str, lower: tuple[float, float, float], requests: Path | None
-) -> Any:
-    """Sessions of a file or of distributions; None where none are asked for."""
-    from hybridperf.serving.batching import ROUTINGS
-    from hybridperf.serving.sessions import drawn_sessions, read_sessions, requests_of
+def _recorded(path: Path, trace: str) -> Any:
+    """Requests of a table, or of lines of JSON that say which blocks prompts share."""
+    from hybridperf.io import read_table
+    from hybridperf.serving.hashed_requests import read_hashed
+    from hybridperf.serving.open_loop import recorded
 
-    if not told:
-        if routing or any(lower):
-            raise wrong(
-                "expected --sessions with --routing, --host-cache and --nvme, got none; caches of"
-                " prefixes are theirs"
-            )
-        return None
-    if requests is not None:
-        raise wrong("expected --requests or --sessions, got both; leave one of them out")
+    if path.suffix != ".jsonl":
+        return recorded(read_table(path), trace)
+    if trace:
+        raise wrong(f"expected --trace with a table of traces, got {path.name}; leave it out")
+    return read_hashed(path)
+
+
+def _check_caches(prefixes: bool, routing: str, lower: tuple[float, float, float]) -> None:
+    """Words of caches of prefixes, where there are any."""
+    from hybridperf.serving.batching import ROUTINGS
+
+    if not prefixes and (routing or any(lower)):
+        raise wrong(
+            "expected --sessions, or --requests with hash_ids, with --routing, --host-cache and"
+            " --nvme, got none; caches of prefixes are theirs"
+        )
     if routing and routing not in ROUTINGS:
         raise wrong(f"expected --routing of {', '.join(ROUTINGS)}, got {routing!r}")
     if bool(lower[1]) != bool(lower[2]):
         raise wrong("expected --nvme and --nvme-bandwidth together, got one of them")
+
+
+def _sessions(told: str) -> Any:
+    """Sessions of a file or of distributions."""
+    from hybridperf.serving.sessions import drawn_sessions, read_sessions, requests_of
+
     if "=" in told:
         words = named_in(names_in(told), "--sessions NAME=VALUE", "turns=12,rate=2", str.strip)
         return requests_of(*drawn_sessions(words))

@@ -202,6 +202,7 @@ def serve(
         np.array(state.last_s),
         sum(worker.preemptions for worker in workers), sum(worker.taken for worker in workers),
         np.array(state.replica), np.array(state.cached).T,
+        ("gpu", *(one.name for one in tiers or ())),
     )  # fmt: skip
 
 
@@ -224,6 +225,7 @@ class _Sequences:
         self.cached = [requests.cached.tolist(), *([0] * count for _ in range(tiers - 1))]
         self.shared = [0] * count  # blocks of the cache that were found
         self.block, self._streams = block, requests.streams or Streams([], [], [])
+        self.answers = self._streams.answers  # whether they stay in a cache
         self._chains: dict[int, Chain] = {}
         self.computed: dict[int, int] = {}  # blocks of streams that any engine has computed
 
@@ -448,7 +450,8 @@ class _Worker:
             del self.filling[:whole]
         self.load -= len(ended)
         for request in ended:
-            self._release(request, int(state.known[request] - 1) // self.engine.block)
+            left = int(state.known[request] - 1) if state.answers else state.prompt[request]
+            self._release(request, left // self.engine.block)
         return ended
 
     def join(self, request: int) -> None:

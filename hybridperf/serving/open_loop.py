@@ -29,6 +29,9 @@ from hybridperf.serving.sessions import ServedSessions, Sessions
 from hybridperf.workloads.serving import prompt_launches, step_times
 from hybridperf.workloads.serving.deployment import serving_memory
 
+# bytes of a node's memory and of its drives, each GPU's share of which lies below its cache (0:
+# none), and bytes/s of all of a node's drives
+Lower = tuple[float, float, float]
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 
 
@@ -49,15 +52,22 @@ def recorded(frame: pd.DataFrame, trace: str = "") -> Requests:
     return arriving(*read_small_table(frame, "requests")[[*COLUMNS]].to_numpy(float).T)
 
 
-def served_openly(asked: Question, row: Mapping[str, Any], requests: Requests) -> Served:
-    """Requests served by the engines of a row of `deployments(asked)`."""
+def served_openly(
+    asked: Question, row: Mapping[str, Any], requests: Requests, routing: str = "prefix_aware",
+    lower: Lower = (0.0, 0.0, 0.0),
+) -> Served:  # fmt: skip
+    """Requests served by the engines of a row of `deployments(asked)`; those with streams find in
+    caches what was computed before, as in `served_sessions`.
+    """
+    if requests.streams is not None:
+        return _served(asked, row, requests, routing, _tiers(asked, row, lower))
     cached = np.floor(requests.prompt * asked.cached_share).astype(int)
     return _served(asked, row, dataclasses.replace(requests, cached=cached))
 
 
 def served_sessions(
     asked: Question, row: Mapping[str, Any], sessions: Sessions, routing: str = "prefix_aware",
-    host_bytes: float = 0.0, nvme_bytes: float = 0.0, nvme_bytes_per_s: float = 0.0,
+    lower: Lower = (0.0, 0.0, 0.0),
 ) -> ServedSessions:  # fmt: skip
     """Sessions served by the engines of a row of `deployments(asked)`, which find in their caches
     what they computed before.
@@ -67,9 +77,7 @@ def served_sessions(
         row: of the table.
         sessions: as requests.
         routing: of `batching.serve`.
-        host_bytes: of a node's memory below its GPUs' caches, each GPU's share of it; 0: none.
-        nvme_bytes: of its drives below that; 0: none.
-        nvme_bytes_per_s: of all of a node's drives.
+        lower: tiers below the GPUs' caches.
 
     Raises:
         InputError: contexts beyond the model's or the cache's, tiers without a known machine.
@@ -85,22 +93,26 @@ def served_sessions(
     # answers are there as much later, and so is the next turn
     late_s = np.where(requests.after >= 0, asked.effects().first_token_s, 0.0)
     requests = dataclasses.replace(requests, arrival_s=requests.arrival_s + late_s)
+    served = _served(asked, row, requests, routing, _tiers(asked, row, lower))
+    return ServedSessions(sessions, served, float(row["gpus"]))
+
+
+def _tiers(asked: Question, row: Mapping[str, Any], lower: Lower) -> list[Tier]:
+    """Below the caches of the engines that compute a row's prompts."""
+    if not any(lower[:2]):
+        return []
     first = prefill_row(row) if row["mode"] != "aggregated" else row
     token = serving_memory(engine_of(asked, first)).token
-    tiers = []
-    if host_bytes or nvme_bytes:
-        if asked.model.collectives is None:
-            raise InputError("expected a system whose hosts are known, got none; leave tiers out")
-        node = asked.model.collectives.system
-        each = token * node.accelerators_per_node
-        lower = (
-            ("host", host_bytes / each, node.host_link_bytes_per_s / token),
-            ("nvme", nvme_bytes / each, nvme_bytes_per_s / each),
-        )
-        tiers = [Tier(*one) for one in lower if one[1]]
-    served = _served(asked, row, requests, routing, tiers)
-    names = ("gpu", *(one.name for one in tiers))
-    return ServedSessions(sessions, served, names, float(row["gpus"]))
+    if asked.model.collectives is None:
+        raise InputError("expected a system whose hosts are known, got none; leave tiers out")
+    host_bytes, nvme_bytes, nvme_bytes_per_s = lower
+    node = asked.model.collectives.system
+    each = token * node.accelerators_per_node
+    told = (
+        ("host", host_bytes / each, node.host_link_bytes_per_s / token),
+        ("nvme", nvme_bytes / each, nvme_bytes_per_s / each),
+    )
+    return [Tier(*one) for one in told if one[1]]
 
 
 def _served(

@@ -88,19 +88,25 @@ def open_loop_report(served: Served) -> str:
         f"The best deployment under {count:,} recorded requests of {span_s:,.0f} s, by simulation:"
         f" {served.tokens_per_s():,.0f} output tokens/s, {served.preemptions:,} preemptions"
     )
+    if served.requests.streams is not None:
+        head += f"; of prompts' tokens caches hold: {_held(served)}"
     return "\n".join([head, items_table(told.itertuples(), columns)])
+
+
+def _held(served: Served) -> str:
+    return ", ".join(f"{name} {share:.0%}" for name, share in served.hits().items())
 
 
 def sessions_report(found: ServedSessions) -> str:
     """Tasks of sessions by the best deployment, and their turns."""
     row = next(found.summary().itertuples())
-    hits = ", ".join(f"{name} {share:.0%}" for name, share in found.hits().items())
     lines = [
         f"The best deployment under {row.sessions:,} sessions of {row.requests:,} requests, by"
         f" simulation: {row.tasks_per_gpu_hour:,.4g} tasks per GPU hour, {row.preemptions:,}"
         " preemptions",
         f"a task takes {step_words(row.task_p50_s)} (P50), {step_words(row.task_p90_s)} (P90),"
-        f" {step_words(row.task_p99_s)} (P99); of its prompts' tokens caches hold: {hits}",
+        f" {step_words(row.task_p99_s)} (P99); of its prompts' tokens caches hold:"
+        f" {_held(found.served)}",
     ]
     columns: dict[str, Callable[[Any], Any]] = {
         "turn": lambda row: row.turn,

@@ -20,22 +20,27 @@ from hybridperf.serving.prefix_cache import Chain
 
 @dataclasses.dataclass(frozen=True)
 class Streams:
-    """K streams of tokens, which a request's prompt begins and its answer goes on with; a stream
-    may begin with another's tokens.
+    """K streams of tokens, which a request's prompt begins and its answer goes on with (but where
+    answers are none of their `answers`); a stream may begin with another's tokens.
     """
 
     of: list[int]  # [N] of each request
     parent: list[int]  # [K] -1: none; a stream of a smaller number
     branch: list[int]  # [K] tokens that are the parent's
+    answers: bool = True
 
     def chain(self, stream: int, block: int) -> Chain:
         """Runs of its blocks from the root on (`prefix_cache.py`); a block that is the parent's in
         part is its own.
         """
-        parent, begins = self.parent[stream], self.branch[stream] // block
-        above = self.chain(parent, block) if parent >= 0 else ()
-        own = (stream, begins if parent >= 0 else 0, sys.maxsize)
-        return (*((run, at, min(end, begins)) for run, at, end in above if at < begins), own)
+        runs, end = list[tuple[int, int, int]](), sys.maxsize
+        while stream >= 0:
+            parent = self.parent[stream]
+            begins = self.branch[stream] // block if parent >= 0 else 0
+            if begins < end:
+                runs.append((stream, begins, end))
+            stream, end = parent, min(begins, end)
+        return tuple(reversed(runs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +139,7 @@ class Served:
     steps: int  # of all engines
     replica: np.ndarray  # [N] engine that computed the prompt
     cached: np.ndarray  # [N, tiers] tokens of the prompt that were found, of the GPU's cache first
+    tiers: tuple[str, ...] = ("gpu",)  # their names
 
     @property
     def ttft_s(self) -> np.ndarray:
@@ -160,6 +166,11 @@ class Served:
         order = np.lexsort((-moves, times))
         length = np.cumsum(moves[order])[:-1]
         return length, np.diff(times[order])
+
+    def hits(self) -> dict[str, float]:
+        """Share of all prompts' tokens that each tier held."""
+        shares = self.cached.sum(0) / self.requests.prompt.sum()
+        return dict(zip(self.tiers, shares.tolist(), strict=True))
 
     def tokens_per_s(self) -> float:
         """Output tokens a second from the first request to the last answer."""

@@ -287,7 +287,6 @@ class ServedSessions:
 
     sessions: Sessions
     served: Served
-    tiers: tuple[str, ...]  # names, of the GPU first
     gpus: float
 
     def tasks_s(self) -> np.ndarray:
@@ -303,11 +302,6 @@ class ServedSessions:
         span_s = self.served.last_token_s.max() - self.served.arrival_s.min()
         return float(3600.0 * len(self.sessions.arrival_s) / span_s / self.gpus)
 
-    def hits(self) -> dict[str, float]:
-        """Share of all prompts' tokens that each tier held."""
-        shares = self.served.cached.sum(0) / self.served.requests.prompt.sum()
-        return dict(zip(self.tiers, shares.tolist(), strict=True))
-
     def summary(self) -> pd.DataFrame:
         """One row: how many, tasks per GPU hour, percentiles of a task's seconds, share of all
         prompts' tokens that each tier held, preemptions.
@@ -316,7 +310,7 @@ class ServedSessions:
         told: dict[str, float] = {"sessions": len(tasks_s), "requests": len(self.sessions.turn)}
         told |= {"tasks_per_gpu_hour": self.tasks_per_gpu_hour(), "task_mean_s": tasks_s.mean()}
         told |= {f"task_p{one}_s": np.percentile(tasks_s, one) for one in (50, 90, 99)}
-        told |= {f"{name}_hit_share": share for name, share in self.hits().items()}
+        told |= {f"{name}_hit_share": share for name, share in self.served.hits().items()}
         return pd.DataFrame([told | {"preemptions": self.served.preemptions}])
 
     def by_turn(self) -> pd.DataFrame:

@@ -45,7 +45,7 @@ def test_two_turns_by_hand() -> None:
     np.testing.assert_allclose(served.last_token_s, [3, 9], rtol=1e-5)
     assert sessions.requests.prompt.tolist() == [32, 74]
     assert served.cached.tolist() == [[0], [32]]  # of 33 tokens two blocks
-    told = ServedSessions(sessions, served, ("gpu",), gpus=2.0)
+    told = ServedSessions(sessions, served, gpus=2.0)
     assert told.tasks_s() == pytest.approx([8.0], rel=1e-5)
     assert told.tasks_per_gpu_hour() == pytest.approx(3600 / 8 / 2, rel=1e-5)
     assert told.by_turn()["hit_share"].tolist() == pytest.approx([0.0, 32 / 74])
@@ -220,7 +220,7 @@ def test_clients_begin_sessions_one_after_the_other() -> None:
     first = np.flatnonzero(np.diff(sessions.session, prepend=-1))
     pauses = sessions.requests.arrival_s[first]
     np.testing.assert_allclose(begins[2:], -ends[:-2] + pauses[2:])
-    told = ServedSessions(sessions, served, ("gpu",), 2.0)
+    told = ServedSessions(sessions, served, 2.0)
     assert told.tasks_s() == pytest.approx(-ends - np.where(np.arange(6) < 2, 0.0, begins))
     assert told.by_turn()["requests"].sum() == len(sessions.turn)
 
@@ -279,7 +279,7 @@ def test_the_command_serves_sessions(run, refused, tmp_path: Path) -> None:
     assert "expected --routing of" in refused(*asked, "--routing", "random")
     assert "--nvme-bandwidth together" in refused(*asked, "--nvme", "1e12")
     assert "expected --requests or --sessions" in refused(*asked, "--requests", path)
-    assert "expected --sessions with" in refused(*asked[:-2], "--host-cache", "1e12")
+    assert "expected --sessions, or --requests with hash_ids" in refused(*asked[:-2], "--host-cache", "1e12")
     words = "turns=20,new_tokens=100,output_tokens=9,rate=1,count=3"
     gpt2 = ("serve", "--shape", "gpt2", "--system", "h100", "--gpus", "1", "--sessions", words)
     assert "within the 1024 positions of gpt2" in refused(*gpt2)
