@@ -279,7 +279,7 @@ def test_the_command_serves_sessions(run, refused, tmp_path: Path) -> None:
     assert "expected --routing of" in refused(*asked, "--routing", "random")
     assert "--nvme-bandwidth together" in refused(*asked, "--nvme", "1e12")
     assert "expected --requests or --sessions" in refused(*asked, "--requests", path)
-    assert "expected --sessions, or --requests with hash_ids" in refused(*asked[:-2], "--host-cache", "1e12")
+    assert "--requests with hash_ids" in refused(*asked[:-2], "--host-cache", "1e12")
     words = "turns=20,new_tokens=100,output_tokens=9,rate=1,count=3"
     gpt2 = ("serve", "--shape", "gpt2", "--system", "h100", "--gpus", "1", "--sessions", words)
     assert "within the 1024 positions of gpt2" in refused(*gpt2)
