@@ -190,17 +190,24 @@ def without_memory(ranks: int = 1) -> Iterator[None]:
         return self
 
     autocast = Autocast()
+    entered, left = torch.inference_mode.__enter__, torch.inference_mode.__exit__
     without_gradients: list[Any] = []
 
     def enter(context: Any) -> None:
         """`inference_mode` as `no_grad`: the same kernels, while it hides from what sees ops that
-        autocast is on.
+        autocast is on. PyTorch turns it off to make fakes of tensors with gradients.
         """
-        without_gradients.append(torch.no_grad() if context.mode else torch.enable_grad())
-        without_gradients[-1].__enter__()
+        if context.mode:
+            without_gradients.append(torch.no_grad())
+            without_gradients[-1].__enter__()
+        else:
+            entered(context)
 
-    def leave(_: Any, *raised: Any) -> None:
-        without_gradients.pop().__exit__(*raised)
+    def leave(context: Any, *raised: Any) -> None:
+        if context.mode:
+            without_gradients.pop().__exit__(*raised)
+        else:
+            left(context, *raised)
 
     def untouched(tensor: Any = None, *_: object, **__: object) -> Any:
         return tensor
