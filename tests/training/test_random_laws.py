@@ -202,8 +202,9 @@ def test_sums_beside_shards_are_in_closed_form_what_they_are_as_a_graph(layouts,
 def test_two_directions_shorten_the_bubble(twins, layouts, cache):
     """(PP/2 - 1)(F&B + B - 3W) against (PP - 1)(F + B): DeepSeek-V3, arXiv 2412.19437, Table 2.
     What a second copy of the weights costs, their update and the sum of their gradients, comes
-    once a step: twice as many micro-batches add no more than they do without. A framework that cuts
-    stages by cost has no twin: those of two directions are cut evenly.
+    once a step: twice as many micro-batches add no more than they do without, but where these still
+    fill a longer bubble with launches that a shorter one shows. A framework that cuts stages by
+    cost has no twin: those of two directions are cut evenly.
     """
 
     def cut_evenly(framework: str) -> bool:
@@ -225,8 +226,11 @@ def test_two_directions_shorten_the_bubble(twins, layouts, cache):
     more_s = [
         a["predicted_s"] - b["predicted_s"] for a, b in zip(twice, (one_way, both), strict=True)
     ]
-    print(f"more micro-batches: worst {(more_s[1] / more_s[0]).max():.4f}")
-    assert (more_s[1] <= more_s[0] * 1.001).all()
+    filled = (twice[0]["bubble_s"] >= one_way["bubble_s"] * (1 - EXACT)).to_numpy()
+    assert filled.sum() > 40
+    added = (more_s[1] / more_s[0])[filled]
+    print(f"more micro-batches: worst {added.max():.4f}")
+    assert (added <= 1.001).all()
 
 
 def test_fused_attention_is_no_longer_than_unfused(twins):
