@@ -165,12 +165,15 @@ def test_the_picture_shows_what_is_used_and_says_what_is_not_known(
 
 
 def test_columns_of_ones_own_are_named(model: PerfModel, two) -> None:
-    frame = pd.read_csv(two).assign(owner="ads", reviewed=True)
+    frame = pd.read_csv(two).assign(owner="ads", given_reviewed=True)
     frame.to_csv(two, index=False)
     assert (
         hp.shard(two, 2, model=model, batch=64).notes[0]
-        == f"columns of {two} that are not read: owner, reviewed"
+        == f"columns of {two} that are not read: owner, given_reviewed"
     )
+    frame.rename(columns={"given_reviewed": "reviewed"}).to_csv(two, index=False)
+    with pytest.raises(InputError, match="got 'reviewed', not read here"):
+        hp.shard(two, 2, model=model, batch=64)
 
 
 def test_names_are_what_is_written(two) -> None:

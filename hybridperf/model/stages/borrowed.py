@@ -51,6 +51,7 @@ from hybridperf.model.stages.closed import priced_alone
 from hybridperf.model.stages.family import kernel_floors
 from hybridperf.model.stages.step import NOTHING_S, Machine, Step
 from hybridperf.model.stages.who import as_measured, has_met, is_measured, rate
+from hybridperf.ops import Op
 from hybridperf.ops.attention import PUBLISHED_SHARE
 from hybridperf.ops.quantise import SCHEMES, measured_scheme
 from hybridperf.ops.rows import RowMachine, goes_by_rows
@@ -125,7 +126,7 @@ def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
         shared = shared if source.what == "gathers" else spread
     else:
         seconds, source = _share(batch, machine, found, models, log_s, xp)
-        spread = _row_width(device, batch, found)
+        spread = _row_width(device, op, found)
         if source.code in (Code.DATASHEET, Code.BELIEF) and not matrix:
             spread = shared = np.nan
     stand_in = machine.model.stand_in
@@ -142,19 +143,19 @@ def by_others(batch: Batch, machine: Machine, log_s: Array, xp: Any) -> Sequence
 
 def reference_device(device: DeviceSpec, batch: Batch, models: Sequence[Any]) -> Any | None:
     """The calibration whose share of the roofline is believed of ops, if any has such."""
-    having, met = {}, set[str]()
+    having, met, op = {}, set[str](), batch.op
     for model in models:
-        if not rate(model.device, batch.op):
+        if not rate(model.device, op):
             continue
         same = as_measured(model, batch.on(model.device))
         if is_measured(model, same):
             having[model.device.id] = model, rate(model.device, same.op)
-            met |= {model.device.id} if has_met(model, same) else set()
+            met |= {model.device.id} if op.unit == "matrix" and has_met(model, same) else set()
     having = {name: one for name, one in having.items() if name in met} or having
-    near = references_of(device, having) or ([] if is_lookup(batch.op) else list(having))
+    near = references_of(device, having) or ([] if is_lookup(op) else list(having))
     alike = [name for name in near if has_gddr(having[name][0].device) == has_gddr(device)]
     near = alike or near  # what a card of lower power with GDDR keeps up says nothing of the others
-    own = device.peak(batch.op.peak_dtype, batch.op.unit), device.memory_bytes_per_s
+    own = device.peak(op.peak_dtype, op.unit), device.memory_bytes_per_s
 
     def apart(name: str) -> tuple[float, float]:
         model, peak = having[name]
@@ -165,20 +166,20 @@ def reference_device(device: DeviceSpec, batch: Batch, models: Sequence[Any]) ->
     return having[min(near, key=apart)][0] if near else None
 
 
-def _row_width(device: DeviceSpec, batch: Batch, found: Any | None) -> float:
+def _row_width(device: DeviceSpec, op: Op, found: Any | None) -> float:
     """Deviation of the log of one op's seconds, by how near the device is whose share it takes."""
-    most = ROW_WIDTH if batch.op.unit == "matrix" else LOOPS_ROW_WIDTH
+    most = ROW_WIDTH if op.unit == "matrix" else LOOPS_ROW_WIDTH
     if found is None or not references_of(device, [found.device.id]):
         return most
     if has_gddr(device) != has_gddr(found.device):
         return most
-    apart = _rates_apart(device, found.device, batch)
+    apart = _rates_apart(device, found.device, op)
     return float(min(most, np.hypot(RELATIVE_WIDTH, _WIDTH_PER_RATE * np.hypot(*apart))))
 
 
-def _rates_apart(device: DeviceSpec, other: DeviceSpec, batch: Batch) -> tuple[float, float]:
+def _rates_apart(device: DeviceSpec, other: DeviceSpec, op: Op) -> tuple[float, float]:
     """Logs of the ratios of peaks and of bandwidths."""
-    own, theirs = ((rate(one, batch.op), one.memory_bytes_per_s) for one in (device, other))
+    own, theirs = ((rate(one, op), one.memory_bytes_per_s) for one in (device, other))
     if not min(own[0], theirs[0]):
         return np.inf, np.inf
     peak, bandwidth = np.abs(np.log(np.divide(theirs, own)))

@@ -48,18 +48,19 @@ def who(batch: Batch, model: Any) -> Who:
         return Who.FORM
     if batch.kernel == FUSED:
         return Who.FUSED
-    other = model.stand_in
-    if not _met_elsewhere(batch, model):
-        if not batch.inlined and batch.family in model.families:
+    other, family, inlined = model.stand_in, batch.family, batch.inlined
+    if not _met_elsewhere(batch, family, model, other or model):
+        if not inlined and family in model.families:
             return Who.FAMILY
         if is_measured(model, batch):
             return Who.GROUP if batch.group in model.groups else Who.DATASHEET
         if other is not None and is_measured(other, as_measured(other, batch)):
             return Who.STAND_IN
-    usual = model.refers and batch.family == SINGLE and not batch.inlined and model.usual
+    refers = model.refers
+    usual = refers and family == SINGLE and not inlined and model.usual
     if usual and SINGLE in usual():
         return Who.USUAL
-    return Who.BORROWED if model.refers else Who.DATASHEET
+    return Who.BORROWED if refers else Who.DATASHEET
 
 
 def goes_by_form(batch: Batch, model: Any) -> bool:
@@ -70,16 +71,16 @@ def goes_by_form(batch: Batch, model: Any) -> bool:
     and attention, on cards that sum in 32 bits at half rate, where they have no rows: shares that
     other cards reach of their peaks do not carry over. A bare datasheet stays one.
     """
-    kind, known = batch.op.group, model.references or model.stand_in or model.families
-    if kind not in FORMS or not known or images.GpuFacts.of(model.device, batch.op) is None:
+    op, known = batch.op, model.references or model.stand_in or model.families
+    kind = op.group
+    if kind not in FORMS or not known or images.GpuFacts.of(model.device, op) is None:
         return False
-    if batch.op.unit != "matrix":
+    if op.unit != "matrix":
         return True
     if kind == "convolution" and batch.group != kind:
         report = model.measured.groups.get(batch.group)
         return report is None or not report.lowest
-    summed = batch.op.dtype in _SUMMED_IN_32_BITS
-    plain = summed and not getattr(batch.op, "quant", "")
+    plain = op.dtype in _SUMMED_IN_32_BITS and not getattr(op, "quant", "")
     if not plain or model.device.fp32_sums_rate == 1.0:
         return False
     return not is_measured(model.measured, as_measured(model.measured, batch))
@@ -94,23 +95,23 @@ def is_measured(model: Any, batch: Batch) -> bool:
 
 
 def has_met(model: Any, batch: Batch) -> bool:
-    """Whether a calibration has rows of such ops, and of the matrix unit in such numbers, there or
-    in its prior.
+    """Whether a calibration that has rows of ops of the matrix unit has some in such numbers, there
+    or in its prior.
     """
-    any_numbers = batch.op.unit != "matrix" or batch.family not in model.families
-    return (any_numbers or _in_slots(model, batch)) and is_measured(model, batch)
+    return batch.family not in model.families or _in_slots(model, batch)
 
 
-def _met_elsewhere(batch: Batch, model: Any) -> bool:
-    """Whether another device alone has measured ops of the matrix unit in such numbers: what a GPU
-    takes without TF32 says nothing of its tensor cores.
+def _met_elsewhere(batch: Batch, family: str, model: Any, own: Any) -> bool:
+    """Whether another device than `own` alone has measured ops of the matrix unit in such numbers:
+    what a GPU takes without TF32 says nothing of its tensor cores.
     """
-    own, matrix = model.measured, batch.op.unit == "matrix"
-    met = batch.family not in own.families or _in_slots(own, as_measured(own, batch))
-    if met or not (matrix and model.refers):
+    if family not in own.families or _in_slots(own, as_measured(own, batch)):
+        return False
+    if batch.op.unit != "matrix" or not model.refers:
         return False
     others = (one for one in model.references() if rate(one.device, batch.op))
-    return any(has_met(one, as_measured(one, batch.on(one.device))) for one in others)
+    there = ((one, as_measured(one, batch.on(one.device))) for one in others)
+    return any(has_met(*each) and is_measured(*each) for each in there)
 
 
 def as_measured(model: Any, batch: Batch) -> Batch:
@@ -119,13 +120,14 @@ def as_measured(model: Any, batch: Batch) -> Batch:
 
     Rows of both on one device are of two libraries and tell these apart, not the formats.
     """
-    twin, peak = _TWINS.get(batch.op.dtype), rate(model.device, batch.op)
+    op = batch.op
+    twin, peak = _TWINS.get(op.dtype), rate(model.device, op)
     if twin is None or not peak:
         return batch
-    twin_op = dataclasses.replace(batch.op, dtype=twin)
+    twin_op = dataclasses.replace(op, dtype=twin)
     if rate(model.device, twin_op) != peak:
         return batch
-    first = _formats_of(model.device.arch).get(batch.framework, batch.op.dtype)
+    first = _formats_of(model.device.arch).get(batch.framework, op.dtype)
     both = sorted((batch, batch.of(twin_op, model.device)), key=lambda one: one.op.dtype != first)
     return next((one for one in both if _in_slots(model, one)), batch)
 
@@ -148,7 +150,7 @@ def rate(device: DeviceSpec, op: Op) -> float:
 def _in_slots(model: Any, batch: Batch) -> bool:
     """Whether an adapted prior has met ops of this family and number format."""
     adapted = model.families.get(batch.family)
-    return adapted is not None and any(
-        OpImplementation.parse(name).dtype == batch.op.dtype
-        for name in adapted.knobs.implementations
-    )
+    if adapted is None:
+        return False
+    names = adapted.knobs.implementations
+    return batch.op.dtype in {OpImplementation.parse(name).dtype for name in names}
