@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hybridperf.io.budget import TooLarge, check_json
 from hybridperf.io.errors import InputError, OldFile, first_line
@@ -26,6 +26,7 @@ from hybridperf.io.sums import check_sum
 _CHECKSUM = "sha256"
 _DEEPEST = 100  # lists and sections within one another; none of ours has ten
 _TOO_DEEP = f"nested more than {_DEEPEST} deep"
+T = TypeVar("T")
 _MEND = "check the path, or make it again"
 _LONGEST_TOML = 2**22  # characters; tomllib takes seconds for that
 
@@ -146,6 +147,27 @@ def read_text(
         reason = "not text" if isinstance(error, UnicodeDecodeError) else error
         damaged = f"{path} is {reason}: it is damaged or another"
         raise InputError(f"expected a {what}; {damaged}; {mend}") from error
+
+
+def read_json_lines(path: str | os.PathLike, what: str, kind: type[T], mend: str) -> list[T]:
+    """What each line of a file says, a JSON object that is a `msgspec.Struct`; empty lines do not
+    count. `InputError` as of `read_text`, also where there is no line.
+    """
+    import msgspec
+
+    def parse(text: str) -> list[T]:
+        decoder, found = msgspec.json.Decoder(kind), []
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                found += [decoder.decode(line)] if line.strip() else []
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise ValueError(f"not that in line {number} ({error})") from error
+        if not found:
+            raise ValueError("empty")
+        return found
+
+    lines: list[T] = read_text(path, f"{what}, a JSON object a line", parse, mend)
+    return lines
 
 
 def _checksum(document: Any) -> str:

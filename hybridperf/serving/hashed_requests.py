@@ -18,11 +18,10 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from hybridperf.io import InputError, read_text
+from hybridperf.io import InputError, read_json_lines
 from hybridperf.serving.requests import Requests, Streams, arriving
 
 BLOCK = 512  # tokens of a number
-_WHAT = "file of requests, a JSON object a line"
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 
 
@@ -41,19 +40,8 @@ def read_hashed(path: str | os.PathLike) -> Requests:
             or fewer numbers than blocks, one that stands at two places.
     """
 
-    def parse(text: str) -> list[_Line]:
-        decoder, found = msgspec.json.Decoder(_Line), []
-        for number, line in enumerate(text.splitlines(), 1):
-            try:
-                found += [decoder.decode(line)] if line.strip() else []
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise ValueError(f"not that in line {number} ({error})") from error
-        if not found:
-            raise ValueError("empty")
-        return found
-
     mend = "give timestamp in ms, input_length, output_length, hash_ids; turns go to --sessions"
-    lines = read_text(path, _WHAT, parse, mend)
+    lines = read_json_lines(path, "file of requests", _Line, mend)
     requests = arriving(
         np.array([one.timestamp for one in lines]) * 1e-3,
         np.array([one.input_length for one in lines]),

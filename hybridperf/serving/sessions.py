@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from hybridperf.io import InputError, read_text
+from hybridperf.io import InputError, read_json_lines
 from hybridperf.serving.requests import Requests, Served, Streams
 
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
@@ -75,21 +75,8 @@ def read_sessions(path: str | os.PathLike) -> list[Session]:
         InputError: no file, no session, a field that is unknown, missing or out of its range.
     """
 
-    def parse(text: str) -> list[Session]:
-        decoder, found = msgspec.json.Decoder(Session), []
-        for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                found.append(decoder.decode(line))
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise ValueError(f"not that in line {number} ({error})") from error
-        if not found:
-            raise ValueError("empty")
-        return found
-
     mend = "give arrival_s and turns of new_tokens, output_tokens, pause_s, agents"
-    return read_text(path, "file of sessions, a JSON object a line", parse, mend)
+    return read_json_lines(path, "file of sessions", Session, mend)
 
 
 WORDS = (
