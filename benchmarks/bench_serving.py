@@ -23,7 +23,8 @@ import pandas as pd
 
 from hybridperf.cli.common import compilation_cache
 from hybridperf.model.serving_effects import believed
-from hybridperf.serving.batching import ROUTINGS, Engine, serve
+from hybridperf.serving.batching import ROUTINGS, serve
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.engine_load import under_load
 from hybridperf.serving.machines import machine_of
 from hybridperf.serving.prefix_cache import Tier

@@ -21,7 +21,8 @@ from hybridperf.learning.prior.shipped import DEFAULT_PRIOR, load_prior
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.device import fit
 from hybridperf.model.serving_effects import CALLS_ALONE, ServingEffects, believed
-from hybridperf.serving.batching import Engine, serve
+from hybridperf.serving.batching import serve
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.requests import arriving
 from hybridperf.serving.rows import named_model
 from hybridperf.workloads.serving import Deployment, step_times

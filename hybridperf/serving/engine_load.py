@@ -45,7 +45,7 @@ from hybridperf.io.namespace import (
     fresh_views,
     repeated,
 )
-from hybridperf.serving.batching import Engine
+from hybridperf.serving.engine import Engine
 
 _TERMS = 6  # numbers of prompts that are told apart; the rest counts by its mean
 # answers from 0.8 to 1.2 of their mean, as benchmarks of servers draw them: standard deviation

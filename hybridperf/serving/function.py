@@ -32,9 +32,9 @@ from hybridperf.model import PerfModel
 from hybridperf.model.serving_effects import ServingEffects, believed
 from hybridperf.ops.frameworks import serving_framework, serving_frameworks
 from hybridperf.serving.admission import NO_LIMIT
-from hybridperf.serving.batching import Engine
 from hybridperf.serving.deployment_latency import LARGEST_CHUNK, Question
 from hybridperf.serving.deployments import engine_of
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.engine_load import FirstTokens, stages_in_turn, under_load
 from hybridperf.serving.machines import known_names
 from hybridperf.serving.rows import ADMISSION, admission_by

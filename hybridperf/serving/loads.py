@@ -18,7 +18,7 @@ from hybridperf.model.calls import CallChain, CollectiveCall
 from hybridperf.model.serving_effects import NAMES, ServingEffects
 from hybridperf.ops.frameworks import serving_framework
 from hybridperf.serving.admission import Admission
-from hybridperf.serving.batching import Engine
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.engine_load import Apart, FirstTokens, Load, stages_in_turn, under_load
 from hybridperf.workloads.serving import Deployment
 

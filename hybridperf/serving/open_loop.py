@@ -19,9 +19,10 @@ import pandas as pd
 from hybridperf.fields.columns import read_small_table, read_whole
 from hybridperf.io import InputError
 from hybridperf.model.serving_effects import ServingEffects
-from hybridperf.serving.batching import Engine, Link, serve
+from hybridperf.serving.batching import Link, serve
 from hybridperf.serving.deployment_latency import Question
 from hybridperf.serving.deployments import engine_of
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.launch_lines import prefill_row
 from hybridperf.serving.prefix_cache import Tier
 from hybridperf.serving.requests import Requests, Served, arriving

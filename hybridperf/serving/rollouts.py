@@ -18,7 +18,8 @@ import pandas as pd
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
 from hybridperf.model.serving_effects import believed
-from hybridperf.serving.batching import Engine, serve
+from hybridperf.serving.batching import serve
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.machines import Machine
 from hybridperf.serving.requests import arriving
 from hybridperf.serving.rows import understood

@@ -30,7 +30,8 @@ from hybridperf.io import read_json, write_json, write_table
 from hybridperf.model import PerfModel
 from hybridperf.model.fit.programs import run_program, usable_core
 from hybridperf.report import text
-from hybridperf.serving.batching import Engine, serve
+from hybridperf.serving.batching import serve
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.requests import Requests, Served, arriving, looping
 from hybridperf.validate.harness import ResultLine, lines_table, model_record
 from hybridperf.workloads.programs.jax.program import load_program

@@ -13,7 +13,8 @@ import pytest
 
 from hybridperf.hardware import load_device
 from hybridperf.model import PerfModel
-from hybridperf.serving.batching import Engine, serve
+from hybridperf.serving.batching import serve
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.requests import arriving, looping
 from hybridperf.validate import here_served
 from hybridperf.validate.here_served import ServedRun, simulated, step_times

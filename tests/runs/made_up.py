@@ -3,7 +3,7 @@
 import numpy as np
 
 from hybridperf.engine.step_times import StepTimes
-from hybridperf.serving.batching import Engine
+from hybridperf.serving.engine import Engine
 
 
 def constant(seconds: float) -> StepTimes:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from hybridperf.serving.admission import AT_ONCE, Admission
-from hybridperf.serving.batching import Engine, serve
+from hybridperf.serving.batching import serve
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.requests import Requests
 from tests.runs.made_up import constant
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from hybridperf.engine.step_times import StepTimes
 from hybridperf.io import InputError
-from hybridperf.serving.batching import Engine, Link, serve
+from hybridperf.serving.batching import Link, serve
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.requests import Requests, arriving, looping
 from tests.runs.made_up import constant, engine
 

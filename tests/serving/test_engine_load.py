@@ -15,7 +15,8 @@ from hybridperf.io.namespace import QUICKLY_COMPILED
 from hybridperf.model.serving_effects import BELIEFS, KNOWN, NAMES, ServingEffects, believed
 from hybridperf.ops.frameworks import serving_framework
 from hybridperf.serving.admission import AT_ONCE, Admission
-from hybridperf.serving.batching import Engine, Link, serve
+from hybridperf.serving.batching import Link, serve
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.engine_load import Apart, FirstTokens, Load, _Case, under_load
 from hybridperf.serving.machines import machine_of
 from hybridperf.serving.requests import Served, looping

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hybridperf.io import InputError
-from hybridperf.serving.batching import Engine, serve
+from hybridperf.serving.batching import serve
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.hashed_requests import BLOCK, read_hashed, streams_of
 from hybridperf.serving.prefix_cache import Tier
 from tests.runs.made_up import constant

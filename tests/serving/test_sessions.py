@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hybridperf.io import InputError
-from hybridperf.serving.batching import Engine, serve
+from hybridperf.serving.batching import serve
+from hybridperf.serving.engine import Engine
 from hybridperf.serving.prefix_cache import Tier
 from hybridperf.serving.requests import Served
 from hybridperf.serving.sessions import (
